@@ -1,0 +1,1 @@
+"""The subcommands of `raypack`, one file each."""
