@@ -1,0 +1,68 @@
+"""Before a step moves anything, all ranks compare what they are about to do (design section 4, Agreement).
+
+gloo does not notice when two ranks run different plans (the receiver keeps stale rows), and a rank that failed alone
+would leave the others waiting: so each step starts with one small all-gather on a CPU group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from raypack.errors import RaypackError
+
+_SIZE = 33
+
+
+def digest_of(*parts: Any) -> bytes:
+    """SHA-256 over the parts' text, each with its length, so that no two lists of parts look alike."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()
+
+
+def agree(group: dist.ProcessGroup | None, digest: bytes, described: str, trouble: str | None = None) -> None:
+    """Raise the same error on every rank unless all ranks bring the same digest and none is in trouble.
+
+    Args:
+        group: CPU group of all ranks; None in a world of one rank.
+        digest: 32 bytes, of everything that has to be equal.
+        described: what a person should read when digests differ, e.g. "step 12, attempt 0, plan 3f2a..".
+        trouble: this rank's error text, if it has one.
+
+    Raises:
+        RaypackError: on all ranks, with the ranks in trouble and their texts, or the ranks that differ.
+    """
+    if group is None:
+        if trouble:
+            raise RaypackError(trouble)
+        return
+    mine = torch.tensor([*digest, trouble is not None], dtype=torch.uint8)
+    every = torch.empty(dist.get_world_size(group) * _SIZE, dtype=torch.uint8)
+    dist.all_gather_into_tensor(every, mine, group=group)
+    table = every.view(-1, _SIZE)
+    if not table[:, -1].any() and (table == table[0]).all():
+        return
+    texts: list[Any] = [None] * len(table)
+    dist.all_gather_object(texts, (described, trouble), group=group)
+    raise RaypackError(_verdict(texts, [bytes(row[:-1].tolist()) for row in table]))
+
+
+def _verdict(texts: Sequence[tuple[str, str | None]], digests: Sequence[bytes]) -> str:
+    failed = {rank: trouble for rank, (_, trouble) in enumerate(texts) if trouble}
+    if failed:
+        ranks = ", ".join(map(str, failed))
+        return f"rank {ranks} cannot go on: {next(iter(failed.values()))}"
+    usual = max(set(digests), key=lambda d: (digests.count(d), -digests.index(d)))
+    common = digests.index(usual)
+    odd = [rank for rank, digest in enumerate(digests) if digest != usual]
+    return (
+        f"ranks disagree before the step: rank {', '.join(map(str, odd))} brings {texts[odd[0]][0]}, "
+        f"the others {texts[common][0]}; all ranks need the same plan, config, corpus and code"
+    )

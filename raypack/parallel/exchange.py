@@ -1,0 +1,345 @@
+"""From one layout to another: one all-to-all and the row moves around it (design section 4).
+
+Everything here is decided on the host from a `Layout`; `run.py`-free arithmetic only, no communication. Units: a
+*vector* is one head of one token, `head_dim` numbers. Token tensors are [rows, heads, head_dim] with the heads of a
+token in the order Q, K, V; the *wire* is [vectors, head_dim], ordered (destination, placement, token, head).
+
+`to_heads` moves (pack, all-to-all, unpack) bring tokens of the child layout to the head layout; `to_tokens` is the
+exact adjoint: rows back, and the copies of a KV head summed in rank order, never below fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from raypack.parallel.layout import Layout, Run, head_share
+from raypack.parallel.topology import Block
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads of a token travel: all of Q, K and V (`kv_heads` > 0), or the query heads of an output (0)."""
+
+    heads: int
+    kv_heads: int
+    kv_travels: bool = True
+
+    @property
+    def per_token(self) -> int:
+        """Vectors of one token."""
+        return self.heads + (2 * self.kv_heads if self.kv_travels else 0)
+
+    def ranges(self, width: int, index: int) -> tuple[tuple[int, int], ...]:
+        """Vector ranges inside a token that rank `index` of a block of `width` gets: Q, then K, then V."""
+        q0, q1, k0, k1 = head_share(self.heads, self.kv_heads, width)[index]
+        if not self.kv_travels:
+            return ((q0, q1),)
+        base = self.heads, self.heads + self.kv_heads
+        return ((q0, q1), (base[0] + k0, base[0] + k1), (base[1] + k0, base[1] + k1))
+
+    def share(self, width: int, index: int) -> int:
+        """Vectors of one token that this rank gets."""
+        return sum(hi - lo for lo, hi in self.ranges(width, index))
+
+    def copied(self, width: int) -> bool:
+        """Whether some KV head goes to more than one rank of a block of `width`."""
+        shares = head_share(self.heads, self.kv_heads, width)
+        return self.kv_travels and sum(k1 - k0 for _, _, k0, k1 in shares) > self.kv_heads
+
+
+@dataclass(frozen=True)
+class Move:
+    """`count` strided copies of [rows, heads] vectors between a token tensor and the wire.
+
+    Copy i starts at vector `token_at + i * token_step` of the token tensor (rows apart by its heads per token) and at
+    `wire_at + i * wire_step` of the wire (rows apart by `wire_row`).
+    """
+
+    count: int
+    rows: int
+    heads: int
+    token_at: int
+    token_step: int
+    wire_at: int
+    wire_step: int
+    wire_row: int
+    is_kv: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one call that are contiguous on the wire: `rows` rows from `row` on, at vector `wire_at`."""
+
+    call: int
+    row: int
+    rows: int
+    wire_at: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call of this rank: all tokens of the samples of `block`, this rank's share of the heads.
+
+    Attributes:
+        lengths: documents, in row order.
+        heads: (first query head, end, first KV head, end), in the whole model's numbering.
+        vectors: per token (Q + K + V, or Q alone).
+    """
+
+    block: Block
+    lengths: tuple[int, ...]
+    heads: tuple[int, int, int, int]
+    vectors: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    def kv_of_q(self, per_kv: int) -> tuple[int, ...]:
+        """Local KV head of each local query head, `per_kv` query heads to a KV head."""
+        q0, q1, k0, _ = self.heads
+        return tuple(q // per_kv - k0 for q in range(q0, q1))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The move of one rank between its child layout and a head layout. Built by `build_exchange`.
+
+    Attributes:
+        block: ranks of the connected component; its group carries the all-to-all (width 1: no call).
+        send, receive: vectors to and from every rank of `block`, in the direction tokens -> heads.
+        moves: token tensor <-> wire.
+        pieces: wire <-> calls, in wire order; `gather` lists the same in the calls' row order.
+        local: rows [first, end) of samples whose block is this rank alone, as (call index, first, end); they never
+            travel.
+        copied: some KV head arrives from several ranks in the adjoint.
+    """
+
+    heads: Heads
+    rank: int
+    rows: int
+    block: Block
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+    moves: tuple[Move, ...]
+    pieces: tuple[Piece, ...]
+    gather: tuple[Piece, ...]
+    calls: tuple[Call, ...]
+    local: tuple[int, int, int] | None
+    copied: bool
+
+    # -- tokens -> heads ----------------------------------------------------------------------------------------
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """Token tensor [rows, heads, head_dim] -> wire [sum(send), head_dim]."""
+        x = x.contiguous()
+        wire = x.new_empty(sum(self.send), x.shape[-1])
+        for move in self.moves:
+            _on_wire(move, wire).copy_(_on_tokens(move, x))
+        return wire
+
+    def unpack(self, wire: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        """Received wire [sum(receive), head_dim] (and the local rows of `x`) -> one [tokens, vectors, D] a call."""
+        parts: list[list[torch.Tensor]] = [[] for _ in self.calls]
+        for piece in self.gather:
+            vectors = self.calls[piece.call].vectors
+            rows = wire[piece.wire_at : piece.wire_at + piece.rows * vectors]
+            parts[piece.call].append(
+                rows.view(piece.rows, vectors, -1) if vectors else rows.view(piece.rows, 0, x.shape[-1])
+            )
+        out = []
+        for call, part in zip(self.calls, parts, strict=True):
+            if part:
+                out.append(part[0] if len(part) == 1 else torch.cat(part))
+            else:
+                out.append(x.new_empty(call.tokens, call.vectors, x.shape[-1]))
+        if self.local is not None:
+            index, first, end = self.local
+            out[index] = x[first:end]
+        return out
+
+    # -- heads -> tokens ----------------------------------------------------------------------------------------
+
+    def pack_calls(self, calls: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Call tensors -> wire [sum(receive), head_dim]: what `unpack` received, sent back."""
+        parts = [calls[p.call][p.row : p.row + p.rows] for p in self.pieces if self.calls[p.call].vectors]
+        if not parts:
+            return like.new_empty(0, like.shape[-1])
+        flat = [part.reshape(-1, part.shape[-1]) for part in parts]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+    def unpack_tokens(self, wire: torch.Tensor, calls: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Returned wire [sum(send), head_dim] -> token tensor; copies of a KV head are summed in rank order."""
+        x = like.new_empty(self.rows, self.heads.per_token, like.shape[-1])
+        total = None
+        if self.copied:
+            kv = 2 * self.heads.kv_heads
+            wide = torch.promote_types(x.dtype, torch.float32)
+            total = torch.zeros(self.rows, kv, x.shape[-1], dtype=wide, device=x.device)
+        for move in self.moves:
+            received = _on_wire(move, wire)
+            if total is not None and move.is_kv:
+                _add(move, received, total, self.heads)
+            else:
+                _on_tokens(move, x).copy_(received)
+        if total is not None:
+            x[:, self.heads.heads :] = total
+        if self.local is not None:
+            index, first, end = self.local
+            x[first:end] = calls[index]
+        return x
+
+
+def _on_tokens(move: Move, x: torch.Tensor) -> torch.Tensor:
+    """The view [count, rows, heads, D] of a contiguous token tensor that `move` names."""
+    _, per_token, dim = x.shape
+    stride = (move.token_step * dim, per_token * dim, dim, 1)
+    return x.as_strided((move.count, move.rows, move.heads, dim), stride, x.storage_offset() + move.token_at * dim)
+
+
+def _on_wire(move: Move, wire: torch.Tensor) -> torch.Tensor:
+    dim = wire.shape[-1]
+    stride = (move.wire_step * dim, move.wire_row * dim, dim, 1)
+    return wire.as_strided((move.count, move.rows, move.heads, dim), stride, wire.storage_offset() + move.wire_at * dim)
+
+
+def _add(move: Move, received: torch.Tensor, total: torch.Tensor, heads: Heads) -> None:
+    """Add copies one after the other, so that the order of the sum is the order of the ranks."""
+    row, vector = divmod(move.token_at, heads.per_token)
+    for i in range(move.count):
+        first = vector - heads.heads + i * move.token_step
+        total[row : row + move.rows, first : first + move.heads] += received[i]
+
+
+def build_exchange(layout: Layout, rank: int, heads: Heads, *, full: bool) -> Exchange:
+    """The exchange of `rank` between its tokens and the heads of full (`full`) or sparse layers."""
+    block = layout.component(rank, full)
+    runs = [run for run in layout.runs if run.block(full).overlaps(block)]
+    travelling = [run for run in runs if run.block(full).width > 1]
+    moves, send = _token_side(travelling, rank, block, heads, full)
+    calls, pieces, receive = _head_side(layout, travelling, rank, block, heads, full)
+    alone = [run for run in runs if run.block(full) == Block(rank, 1)]
+    local = None
+    if alone:
+        lengths = tuple(n for run in alone for n in layout.lengths(run))
+        first = min(run.rows[0] for run in alone)
+        local = (len(calls), first, first + sum(lengths))
+        calls.append(Call(Block(rank, 1), lengths, (0, heads.heads, 0, heads.kv_heads), heads.per_token))
+    return Exchange(
+        heads=heads,
+        rank=rank,
+        rows=layout.rows(rank),
+        block=block,
+        send=tuple(send),
+        receive=tuple(receive),
+        moves=_join(moves),
+        pieces=_merge(pieces, calls),
+        gather=_merge(sorted(pieces, key=lambda p: (p.call, p.row)), calls),
+        calls=tuple(calls),
+        local=local,
+        copied=any(heads.copied(run.block(full).width) for run in travelling),
+    )
+
+
+def _token_side(
+    runs: Sequence[Run], rank: int, block: Block, heads: Heads, full: bool
+) -> tuple[list[tuple[int, int, Move]], list[int]]:
+    """What this rank's tokens send to every destination; each move with its sort key (section, run)."""
+    mine = []
+    for number, run in enumerate(runs):
+        if run.child.holds(rank):
+            i = rank - run.child.first
+            if run.cuts[i + 1] > run.cuts[i]:
+                mine.append((number, run.block(full), run.rows[i], run.cuts[i + 1] - run.cuts[i]))
+    moves, send, at = [], [], 0
+    for destination in range(block.first, block.end):
+        before = at
+        for number, owner, row, rows in mine:
+            if not owner.holds(destination):
+                continue
+            ranges = heads.ranges(owner.width, destination - owner.first)
+            width, inside = sum(hi - lo for lo, hi in ranges), 0
+            for section, (lo, hi) in enumerate(ranges):
+                if hi > lo:
+                    start = row * heads.per_token + lo
+                    moves.append(
+                        (section, number, Move(1, rows, hi - lo, start, 0, at + inside, 0, width, section > 0))
+                    )
+                    inside += hi - lo
+            at += rows * width
+        send.append(at - before)
+    return moves, send
+
+
+def _head_side(
+    layout: Layout, runs: Sequence[Run], rank: int, block: Block, heads: Heads, full: bool
+) -> tuple[list[Call], list[Piece], list[int]]:
+    """What this rank's heads receive from every source: attention calls, and where their rows lie on the wire."""
+    mine = [run for run in runs if run.block(full).holds(rank)]
+    owners = sorted({run.block(full) for run in mine}, key=lambda b: -b.width)
+    calls, starts = [], {}
+    for owner in owners:
+        lengths: list[int] = []
+        for run in mine:
+            if run.block(full) == owner:
+                starts[run.first] = sum(lengths)
+                lengths.extend(layout.lengths(run))
+        share = head_share(heads.heads, heads.kv_heads, owner.width)[rank - owner.first]
+        calls.append(Call(owner, tuple(lengths), share, heads.share(owner.width, rank - owner.first)))
+    pieces, receive, at = [], [], 0
+    for source in range(block.first, block.end):
+        before = at
+        for run in mine:
+            if not run.child.holds(source):
+                continue
+            i = source - run.child.first
+            rows = run.cuts[i + 1] - run.cuts[i]
+            if rows:
+                call = owners.index(run.block(full))
+                pieces.append(Piece(call, starts[run.first] + run.cuts[i], rows, at))
+                at += rows * calls[call].vectors
+        receive.append(at - before)
+    return calls, pieces, receive
+
+
+def _join(moves: list[tuple[int, int, Move]]) -> tuple[Move, ...]:
+    """Join copies that differ by constant steps (regular shares over neighbouring destinations) into one."""
+    out: list[Move] = []
+    last: tuple[int, int] | None = None
+    for section, number, move in sorted(moves, key=lambda m: m[:2]):
+        if out and last == (section, number):
+            head = out[-1]
+            same = (head.rows, head.heads, head.wire_row) == (move.rows, move.heads, move.wire_row)
+            steps = (move.token_at - head.token_at, move.wire_at - head.wire_at)
+            expected = (head.count * head.token_step, head.count * head.wire_step)
+            if same and (head.count == 1 or steps == expected):
+                step = steps if head.count == 1 else (head.token_step, head.wire_step)
+                out[-1] = Move(
+                    head.count + 1, head.rows, head.heads, head.token_at, step[0],
+                    head.wire_at, step[1], head.wire_row, head.is_kv,
+                )  # fmt: skip
+                continue
+        out.append(move)
+        last = (section, number)
+    return tuple(out)
+
+
+def _merge(pieces: Sequence[Piece], calls: Sequence[Call]) -> tuple[Piece, ...]:
+    """Merge neighbours that are contiguous both in the call and on the wire."""
+    out: list[Piece] = []
+    for piece in pieces:
+        if out:
+            head = out[-1]
+            contiguous = head.row + head.rows == piece.row
+            if (
+                head.call == piece.call
+                and contiguous
+                and head.wire_at + head.rows * calls[head.call].vectors == piece.wire_at
+            ):
+                out[-1] = Piece(head.call, head.row, head.rows + piece.rows, head.wire_at)
+                continue
+        out.append(piece)
+    return tuple(out)

@@ -1,0 +1,56 @@
+"""What was really sent, in bytes, by site and scope (design sections 2 and 7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from raypack.parallel.topology import Block, Topology
+
+SITES = ("full_in", "full_out", "sparse_in", "sparse_out")
+SCOPES = ("intra", "inter")
+COLLECTIVES = ("gradient_reduce", "parameter_gather", "agreement", "balance_reduce", "metric_reduce")
+
+
+@dataclass
+class Ledger:
+    """Counters of one rank.
+
+    `exchanged[(site, scope)]` = bytes of all-to-alls sent to *other* ranks, forward, backward and replays alike.
+    `collected[(op, scope)]` = bytes of all other collectives, by the ring formula of `count_ring`.
+    `seconds[site]` = wall time inside the all-to-alls where the device is a CPU (a GPU's run asynchronously).
+    """
+
+    topology: Topology
+    rank: int
+    exchanged: Counter[tuple[str, str]] = field(default_factory=Counter)
+    collected: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def count_exchange(self, site: str, block: Block, vectors: Sequence[int], vector_bytes: int) -> None:
+        """`vectors[i]` vectors of `vector_bytes` go to rank `block.first + i`."""
+        node_of, here = self.topology.node_of, self.topology.node_of[self.rank]
+        sent = {"intra": 0, "inter": 0}
+        for i, count in enumerate(vectors):
+            if count and block.first + i != self.rank:
+                sent["intra" if node_of[block.first + i] == here else "inter"] += count
+        for scope, count in sent.items():
+            self.exchanged[site, scope] += count * vector_bytes
+
+    def count_ring(self, op: str, block: Block, passes: float, size: int) -> None:
+        """A ring collective over `block`: `passes` * (w - 1) / w * `size` bytes go to the next rank of the ring.
+
+        `size` is the whole buffer in bytes: an all-reduce makes 2 passes, a gather or a reduce-scatter 1.
+        """
+        if block.width < 2:
+            return
+        following = block.first + (self.rank - block.first + 1) % block.width
+        scope = "intra" if self.topology.node_of[following] == self.topology.node_of[self.rank] else "inter"
+        self.collected[op, scope] += round(passes * size * (block.width - 1) / block.width)
+
+    def take(self) -> Ledger:
+        """The counters so far, as a record of their own; this one starts again at zero."""
+        taken = Ledger(self.topology, self.rank, self.exchanged, self.collected, self.seconds)
+        self.exchanged, self.collected, self.seconds = Counter(), Counter(), Counter()
+        return taken
