@@ -1,14 +1,16 @@
-"""The oracles: one rank, one document at a time, dense masks, loops. Slow and plain on purpose; in any dtype, with autograd.
+"""The oracles: one rank, one document at a time, dense masks, loops. Slow and plain on purpose, with autograd.
 
 Nothing here shares code with the fast paths: agreement then means something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from raypack.config import ModelConfig
 
 
 def wide(x: Tensor) -> Tensor:
@@ -47,3 +49,118 @@ def attention(
             document.append(weights @ wide(v[rows, kv_of_q[head]]))
         out.append(torch.stack(document, 1))
     return torch.cat(out).to(q.dtype)
+
+
+def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Turn every head of [n, heads, D]: pair (i, i + D/2) by the angle `position / base ** (2 i / D)`."""
+    half = x.shape[-1] // 2
+    x1, x2 = wide(x[..., :half]), wide(x[..., half:])
+    rates = torch.tensor([base ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=torch.float64)
+    angles = (positions[:, None].double() * rates)[:, None]
+    cos, sin = angles.cos().to(x1.dtype), angles.sin().to(x1.dtype)
+    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last dimension."""
+    y = wide(x)
+    return (y / torch.sqrt((y * y).mean(-1, keepdim=True) + eps) * wide(weight)).to(x.dtype)
+
+
+def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """x [n, width], gate_up [2 * hidden, width] (gate rows first), down [width, hidden]."""
+    hidden = x @ gate_up.T
+    gate, up = hidden[:, : hidden.shape[1] // 2], hidden[:, hidden.shape[1] // 2 :]
+    return (gate * torch.sigmoid(gate) * up) @ down.T
+
+
+def moe(
+    x: Tensor,
+    state: Mapping[str, Tensor],
+    active: int,
+    experts: Tensor | None = None,
+    prefix: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Token by token. `state` holds the parameters of `MoE` under `prefix`; `experts` [n, active] replays a choice.
+
+    Returns [n, width] and the choice, int64 [n, active].
+    """
+    router, gate_up, down = (state[prefix + name] for name in ("router.weight", "gate_up", "down"))
+    chosen, rows = [], []
+    for i in range(x.shape[0]):
+        scores = torch.sigmoid(wide(x[i]) @ wide(router).T)
+        if experts is None:
+            ranking = (scores + state[prefix + "bias"]).tolist()
+            mine = sorted(range(len(ranking)), key=lambda e: (-ranking[e], e))[:active]
+        else:
+            mine = experts[i].tolist()
+        total = sum(scores[e] for e in mine)
+        row = sum(scores[e] / total * wide(swiglu(x[i : i + 1], gate_up[e], down[e])[0]) for e in mine)
+        chosen.append(mine)
+        rows.append(row.to(x.dtype))
+    y = torch.stack(rows) if rows else x * 0
+    if prefix + "shared.down.weight" in state:
+        y = y + swiglu(x, state[prefix + "shared.gate_up.weight"], state[prefix + "shared.down.weight"])
+    return y, torch.tensor(chosen, dtype=torch.int64).view(-1, active)
+
+
+def cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Summed over the labels other than -100; all logits at once."""
+    logits = wide(x) @ wide(weight).T
+    losses = [
+        torch.logsumexp(row, 0) - row[label]
+        for row, label in zip(logits, labels.tolist(), strict=True)
+        if label != -100
+    ]
+    return sum(losses, start=logits.sum() * 0)
+
+
+def hidden_states(config: ModelConfig, state: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    """The whole decoder on one document, int64 [n]: [n, width] after the last norm."""
+    n, heads, kv_heads = len(tokens), config.heads, config.kv_heads
+    x = state["embed.weight"][tokens]
+    for i, kind in enumerate(config.kinds):
+        layer = {name.removeprefix(f"layers.{i}."): t for name, t in state.items() if name.startswith(f"layers.{i}.")}
+        y = rms_norm(x, layer["attention_norm.weight"], config.norm_eps)
+        qkv = (y @ layer["qkv.weight"].T).view(n, heads + 2 * kv_heads, config.head_dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if config.qk_norm:
+            q = rms_norm(q, layer["q_norm.weight"], config.norm_eps)
+            k = rms_norm(k, layer["k_norm.weight"], config.norm_eps)
+        q, k = (rope(part, torch.arange(n), config.rope_base) for part in (q, k))
+        limits = {"window": config.window, "sinks": config.sinks} if kind == "S" else {}
+        x = x + attention(q, k, v, [n], **limits).reshape(n, -1) @ layer["out.weight"].T
+        y = rms_norm(x, layer["ffn_norm.weight"], config.norm_eps)
+        if config.experts:
+            x = x + moe(y, layer, config.experts_active, prefix="ffn.")[0]
+        else:
+            x = x + swiglu(y, layer["ffn.gate_up.weight"], layer["ffn.down.weight"])
+    return rms_norm(x, state["norm.weight"], config.norm_eps)
+
+
+def reference_loss(
+    config: ModelConfig,
+    state: Mapping[str, Tensor],
+    documents: Sequence[Tensor | Sequence[int]],
+    labels: Sequence[Tensor | Sequence[int]],
+) -> Tensor:
+    """Summed token loss of a complete decoder, one document after the other.
+
+    Args:
+        config: of the model.
+        state: its `state_dict()` (parameters may require gradients): `embed.weight`, `layers.{i}.` with
+            `attention_norm.weight`, `qkv.weight` (rows: Q heads, K heads, V heads), `q_norm.weight` and `k_norm.weight`
+            where `qk_norm`, `out.weight`, `ffn_norm.weight`, `ffn.` of `SwiGLU` or `MoE`; `norm.weight`;
+            `head.weight` unless tied.
+        documents: token ids of each.
+        labels: of each token; -100 = none.
+
+    Returns:
+        0-dim, at least fp32.
+    """
+    head = state["embed.weight"] if config.tied_head else state["head.weight"]
+    losses = [
+        cross_entropy(hidden_states(config, state, torch.as_tensor(tokens)), head, torch.as_tensor(label))
+        for tokens, label in zip(documents, labels, strict=True)
+    ]
+    return sum(losses, start=wide(head).sum() * 0)
