@@ -1,0 +1,165 @@
+"""The declared metrics as a Prometheus endpoint. Each exporter has a registry of its own: two in one process work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from raypack.errors import RaypackError
+from raypack.observe.metrics import METRICS, PHASES, POLICY, Metric
+from raypack.observe.record import Bytes, StepRecord, by_scope
+
+
+class Exporter:
+    """Holds every metric of one run, fed record by record.
+
+    Series of closed label sets exist from the start at 0, so that `increase()` sees their first change.
+    """
+
+    def __init__(self, run: str) -> None:
+        # `_created` series would be a second, undeclared name for every counter.
+        prometheus_client.disable_created_metrics()
+        self.run = run
+        self.registry = CollectorRegistry()
+        self._metrics: dict[str, Any] = {m.name: _make(m, self.registry) for m in METRICS}
+        self._declared = {m.name: m for m in METRICS}
+        self._world = 0
+        for metric in METRICS:
+            if metric.kind != "gauge":
+                self._start_at_zero(metric)
+
+    def update(self, record: StepRecord, replayed: bool) -> None:
+        """Take in a record; `replayed` says that an earlier attempt had done the step."""
+        self._progress(record, replayed)
+        self._traffic(record)
+        self._planning(record)
+        self._ranks(record)
+
+    def restarted(self, count: int = 1) -> None:
+        self._series("raypack_restarts_total").inc(count)
+
+    def world(self, size: int) -> None:
+        """A new worker group of `size` ranks; series of ranks that are gone end."""
+        self._series("raypack_world_size").set(size)
+        for rank in range(size, self._world):
+            for name in ("raypack_rank_tokens", "raypack_rank_busy_seconds", "raypack_rank_wait_seconds"):
+                self._forget(name, str(rank))
+        self._world = size
+
+    def _progress(self, record: StepRecord, replayed: bool) -> None:
+        self._series("raypack_step").set(record.step)
+        self._series("raypack_step_seconds").observe(record.seconds)
+        for name, value in (
+            ("raypack_loss", record.loss if record.applied else None),
+            ("raypack_heldout_loss", record.heldout_loss),
+            ("raypack_grad_norm", record.grad_norm),
+            ("raypack_learning_rate", record.learning_rate),
+            ("raypack_mfu_ratio", record.mfu),
+            ("raypack_expert_load_ratio", record.expert_load),
+            ("raypack_memory_bytes", record.memory_bytes),
+        ):
+            if value is not None:
+                self._series(name).set(value)
+        self._series("raypack_tokens_total").inc(record.tokens)
+        self._series("raypack_labels_total").inc(record.labels)
+        self._series("raypack_model_flops_total").inc(record.model_flops)
+        self._series("raypack_samples_total").inc(record.sample_count)
+        self._series("raypack_samples_replayed_total").inc(record.sample_count if replayed else 0)
+        self._series("raypack_steps_skipped_total").inc(record.complete and not record.applied)
+        self._series("raypack_steps_incomplete_total").inc(not record.complete)
+
+    def _traffic(self, record: StepRecord) -> None:
+        self._add_bytes("raypack_all_to_all_bytes_total", record.bytes)
+        self._add_bytes("raypack_collective_bytes_total", record.collective_bytes)
+        baselines = {"static": by_scope(record.bytes_static), "dynamic": by_scope(record.bytes_dynamic)}
+        self._add_bytes("raypack_policy_bytes_total", baselines)
+
+    def _add_bytes(self, name: str, counts: Bytes) -> None:
+        for first, scopes in counts.items():
+            for scope, count in scopes.items():
+                self._series(name, first, scope).inc(count)
+
+    def _planning(self, record: StepRecord) -> None:
+        policy = record.policy if record.policy in (POLICY.values or ()) else "given"
+        self._series("raypack_plans_total", policy).inc()
+        self._series("raypack_rounds_total").inc(record.rounds)
+        for block, widths in (("parent", record.parent_widths), ("child", record.child_widths)):
+            for width, count in widths.items():
+                self._series("raypack_block_samples_total", block, str(width)).inc(count)
+        self._series("raypack_plan_seconds").set(record.plan_seconds)
+        self._series("raypack_plan_wait_seconds").set(record.plan_wait_seconds)
+        if record.plan_bound_ratio is not None:
+            self._series("raypack_plan_bound_ratio").set(record.plan_bound_ratio)
+
+    def _ranks(self, record: StepRecord) -> None:
+        if record.world != self._world:
+            self.world(record.world)
+        for name, values in (
+            ("raypack_rank_tokens", record.rank_tokens),
+            ("raypack_rank_busy_seconds", record.rank_busy_seconds),
+            ("raypack_rank_wait_seconds", record.rank_wait_seconds),
+        ):
+            for rank, value in enumerate(values):
+                if value is None:
+                    self._forget(name, str(rank))
+                else:
+                    self._series(name, str(rank)).set(value)
+        phases = dict.fromkeys(PHASES, 0.0)
+        for phase, seconds in record.phase_seconds.items():
+            phases[phase if phase in phases else "other"] += seconds
+        for phase, seconds in phases.items():
+            self._series("raypack_phase_seconds", phase).set(seconds)
+
+    def _series(self, name: str, *values: str) -> Any:
+        for label, value in zip(self._declared[name].labels, values, strict=True):
+            label.check(value)
+        return self._metrics[name].labels(self.run, *values)
+
+    def _forget(self, name: str, *values: str) -> None:
+        try:
+            self._metrics[name].remove(self.run, *values)
+        except KeyError:
+            return
+
+    def _start_at_zero(self, metric: Metric) -> None:
+        combinations: list[tuple[str, ...]] = [()]
+        for label in metric.labels:
+            combinations = [(*head, value) for head in combinations for value in label.values or ()]
+        for values in combinations:
+            self._series(metric.name, *values)
+
+
+class Endpoint:
+    """/metrics of one exporter, served by a thread of its own until `close`."""
+
+    def __init__(self, exporter: Exporter, bind: str, port: int) -> None:
+        """Serve on `bind`; `port` 0 = any free one.
+
+        Raises:
+            RaypackError: the port is in use, or the address is none of this machine's.
+        """
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(port, bind, exporter.registry)
+        except (OSError, OverflowError) as error:
+            raise RaypackError(
+                f"observe.port = {port}, observe.bind = {bind}: cannot serve /metrics there "
+                f"({getattr(error, 'strerror', None) or error}); choose another port, or 0 for any free one"
+            ) from None
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving; the thread is gone afterwards."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5)
+
+
+def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    labels = list(metric.label_names)
+    if metric.kind == "histogram":
+        return Histogram(metric.name, metric.help, labels, registry=registry, buckets=metric.buckets)
+    if metric.kind == "counter":
+        return Counter(metric.name, metric.help, labels, registry=registry)
+    return Gauge(metric.name, metric.help, labels, registry=registry)

@@ -1,0 +1,163 @@
+"""Every metric of a run, declared once: the exporter, the table of docs/metrics.md and the dashboards read this list.
+
+Rules, checked when a metric is defined: names match `raypack_[a-z0-9_]+` and end in their base unit; counters, and
+only they, end in `_total`; labels come from closed sets, or are small integers (`rank`, `width`). Every metric also
+carries `run`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from raypack.errors import RaypackError
+from raypack.parallel.ledger import COLLECTIVES, SCOPES, SITES
+from raypack.planning.plan import POLICIES
+
+RUN_LABEL = "run"
+UNITS = ("", "bytes", "seconds", "ratio", "tokens")
+PHASES = (
+    "plan_wait", "prepare", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
+    "other",
+)  # fmt: skip
+_NAME = re.compile(r"raypack_[a-z0-9]+(_[a-z0-9]+)*")
+_LABEL = re.compile(r"[a-z]+(_[a-z]+)*")
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label and its closed set; `values` None = integers from 0, no more than there are ranks."""
+
+    name: str
+    values: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not _LABEL.fullmatch(self.name) or self.name in (RUN_LABEL, "le"):
+            raise RaypackError(f"label {self.name!r}: lower-case words joined by _, and neither run nor le")
+
+    def check(self, value: str) -> None:
+        """Raises RaypackError for a value outside the set."""
+        if (self.values is None and not value.isdecimal()) or (self.values is not None and value not in self.values):
+            allowed = "integers from 0" if self.values is None else ", ".join(self.values)
+            raise RaypackError(f"label {self.name} = {value!r}: one of {allowed}")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One declaration. `buckets` (upper bounds) for histograms only."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    help: str
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise RaypackError(f"metric name {self.name!r}: must match {_NAME.pattern}, e.g. raypack_train_loss")
+        if (self.kind == "counter") != self.name.endswith("_total"):
+            raise RaypackError(f"metric {self.name}, a {self.kind}: counters end in _total and nothing else does")
+        if self.unit not in UNITS:
+            raise RaypackError(f"metric {self.name}: unit = {self.unit!r}: base units only: {', '.join(UNITS[1:])}")
+        if self.unit and not self.name.removesuffix("_total").endswith(f"_{self.unit}"):
+            raise RaypackError(f"metric {self.name}: the name must end in its unit, _{self.unit}")
+        if (self.kind == "histogram") != bool(self.buckets):
+            raise RaypackError(f"metric {self.name}, a {self.kind}: buckets belong to histograms, and they need them")
+        if len({label.name for label in self.labels}) != len(self.labels):
+            raise RaypackError(f"metric {self.name}: the same label twice")
+        if not self.help:
+            raise RaypackError(f"metric {self.name}: needs a help text")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return (RUN_LABEL, *(label.name for label in self.labels))
+
+    @property
+    def series_names(self) -> tuple[str, ...]:
+        """The names that a scrape shows, and that a query may use."""
+        if self.kind == "histogram":
+            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+        return (self.name,)
+
+
+SITE = Label("site", SITES)
+OP = Label("op", COLLECTIVES)
+SCOPE = Label("scope", SCOPES)
+RANK = Label("rank")
+POLICY = Label("policy", (*POLICIES, "given"))
+BASELINE = Label("policy", ("static", "dynamic"))
+BLOCK = Label("block", ("parent", "child"))
+WIDTH = Label("width")
+PHASE = Label("phase", PHASES)
+
+# Powers of two and their halves, so that one list serves local trials and steps of minutes.
+STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0)
+
+METRICS: tuple[Metric, ...] = (
+    Metric("raypack_step", "gauge", "", "Last step that was recorded, from 0"),
+    Metric("raypack_step_seconds", "histogram", "seconds", "Seconds of a step on its slowest rank", (), STEP_BUCKETS),
+    Metric("raypack_loss", "gauge", "", "Mean loss over the labels of the last applied step"),
+    Metric("raypack_heldout_loss", "gauge", "", "Last held-out loss"),
+    Metric("raypack_grad_norm", "gauge", "", "Global gradient norm of the last step, before clipping"),
+    Metric("raypack_learning_rate", "gauge", "", "Learning rate of the last step"),
+    Metric("raypack_mfu_ratio", "gauge", "ratio", "Model FLOP/s of the last step over the peak; absent where unknown"),
+    Metric("raypack_tokens_total", "counter", "tokens", "Tokens trained on, each once whatever its block width"),
+    Metric("raypack_labels_total", "counter", "", "Labels that the loss was taken over"),
+    Metric("raypack_samples_total", "counter", "", "Samples trained on, replays included"),
+    Metric("raypack_samples_replayed_total", "counter", "", "Samples of steps that an earlier attempt had done"),
+    Metric("raypack_model_flops_total", "counter", "", "Model FLOPs, forward and backward, without replays"),
+    Metric(
+        "raypack_all_to_all_bytes_total", "counter", "bytes",
+        "Exchanges, sent to other ranks: forward, backward and replays", (SITE, SCOPE),
+    ),
+    Metric(
+        "raypack_collective_bytes_total", "counter", "bytes",
+        "Other collectives, by the ring formula: passes * (w - 1) / w * buffer bytes to the next rank", (OP, SCOPE),
+    ),
+    Metric(
+        "raypack_policy_bytes_total", "counter", "bytes",
+        "Exchange bytes that the plan of this policy would have sent for the same samples", (BASELINE, SCOPE),
+    ),
+    Metric("raypack_plans_total", "counter", "", "Steps by the policy their plan came from", (POLICY,)),
+    Metric("raypack_rounds_total", "counter", "", "Rounds run"),
+    Metric("raypack_block_samples_total", "counter", "", "Samples by width of their parent and child", (BLOCK, WIDTH)),
+    Metric("raypack_plan_seconds", "gauge", "seconds", "Time the planner took for the last step's plan"),
+    Metric("raypack_plan_wait_seconds", "gauge", "seconds", "Longest wait of a rank for the last step's plan"),
+    Metric("raypack_plan_bound_ratio", "gauge", "ratio", "Planned seconds over the area bound, last step"),
+    Metric("raypack_phase_seconds", "gauge", "seconds", "Phases of the last step on their slowest rank", (PHASE,)),
+    Metric("raypack_rank_tokens", "gauge", "tokens", "Tokens in the child layout, last step", (RANK,)),
+    Metric("raypack_rank_busy_seconds", "gauge", "seconds", "Own computation, last step", (RANK,)),
+    Metric("raypack_rank_wait_seconds", "gauge", "seconds", "Waiting for other ranks, last step", (RANK,)),
+    Metric("raypack_expert_load_ratio", "gauge", "ratio", "Tokens of the fullest expert over the mean, worst layer"),
+    Metric("raypack_memory_bytes", "gauge", "bytes", "Peak memory of the fullest rank; absent where not measured"),
+    Metric("raypack_world_size", "gauge", "", "Ranks of the current attempt"),
+    Metric("raypack_restarts_total", "counter", "", "Starts of the worker group after the first"),
+    Metric("raypack_steps_skipped_total", "counter", "", "Steps whose update all ranks skipped"),
+    Metric("raypack_steps_incomplete_total", "counter", "", "Steps that not all ranks reported"),
+)  # fmt: skip
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def table() -> str:
+    """The declarations as a Markdown table, for docs/metrics.md."""
+    rows = ["| name | kind | labels besides `run` | what it is |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label.name}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def label_table() -> str:
+    """The labels and their closed sets as a Markdown table."""
+    seen: dict[tuple[str, tuple[str, ...] | None], list[str]] = {}
+    for metric in METRICS:
+        for label in metric.labels:
+            seen.setdefault((label.name, label.values), []).append(f"`{metric.name}`")
+    rows = ["| label | values | of |", "|---|---|---|"]
+    for (name, values), users in seen.items():
+        listed = "integers" if values is None else ", ".join(f"`{value}`" for value in values)
+        rows.append(f"| `{name}` | {listed} | {', '.join(users)} |")
+    return "\n".join(rows) + "\n"

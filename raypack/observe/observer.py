@@ -1,0 +1,223 @@
+"""The observer: one small actor that all ranks report to, so that a run is one file, one summary, one scrape target.
+
+Observing never stops training: ranks send and forget (`send`), queues are bounded, a fault here becomes one line on
+standard error. /metrics is served by a thread, so a scrape waits for no report and no report for a scrape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raypack.errors import RaypackError
+from raypack.observe.collector import Collector
+from raypack.observe.exporter import Endpoint, Exporter
+from raypack.observe.record import RankReport, StepRecord
+from raypack.observe.steps import STEPS_FILE, StepLog, read_lines, resolve
+from raypack.observe.summary import SUMMARY_FILE, Summary, summarise
+
+ENDPOINT_FILE = "metrics.json"
+# Beside the runs, not in them: a file_sd pattern of Prometheus may have a star in its last part only.
+DISCOVERY_FOLDER = ".prometheus"
+HEAD_RESOURCE = "node:__internal_head__"
+ANY_ADDRESS = ("", "0.0.0.0", "::")
+
+
+class RunObserver:
+    """Everything `Observer`, the actor, does; plain, so that it runs without Ray."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        run_name: str,
+        bind: str = "127.0.0.1",
+        port: int = 0,
+        notes: Sequence[str] = (),
+        recent_max: int = 256,
+    ) -> None:
+        """Open the run directory (made if absent) and serve /metrics.
+
+        Args:
+            run_dir: absolute; a directory with records is gone on with.
+            run_name: the `run` label.
+            bind, port: of /metrics; port 0 = any free one, written to `metrics.json` of the run directory.
+            notes: lines that the summary repeats, such as that nodes are simulated.
+            recent_max: records kept for `since`.
+
+        Raises:
+            RaypackError: the directory cannot be written, its records cannot be read, or the port is in use.
+        """
+        self.run_dir, self.run_name, self.notes = Path(run_dir), run_name, tuple(notes)
+        self._collector = Collector()
+        self._exporter = Exporter(run_name)
+        self._endpoint = Endpoint(self._exporter, bind, port)
+        self._reached: dict[int, int] = {}
+        try:
+            with contextlib.suppress(OSError):  # StepLog says which path cannot be written, and why
+                self.run_dir.mkdir(parents=True, exist_ok=True)
+            self._log = StepLog(self.run_dir / STEPS_FILE)
+            for record in read_lines(self.run_dir / STEPS_FILE):
+                self._note_reached(record)
+        except RaypackError:
+            self._endpoint.close()
+            raise
+        self._attempt = max(self._reached, default=-1)
+        self._recent: deque[StepRecord] = deque(maxlen=recent_max)
+        self._count = 0
+        self._summary: Summary | None = None
+        self._announce(bind)
+
+    def address(self) -> str:
+        """URL of /metrics."""
+        return self._url
+
+    def begin(self, attempt: int, world: int) -> None:
+        """A worker group of `world` ranks starts as `attempt` (from 0; `steps.next_attempt`)."""
+        if attempt > self._attempt:
+            if self._attempt >= 0:
+                self._exporter.restarted(attempt - self._attempt)
+            self._attempt = attempt
+            self._keep(self._collector.begin(attempt))
+        self._exporter.world(world)
+
+    def report(self, report: RankReport) -> None:
+        """Take in what a rank did in a step. Never raises."""
+        try:
+            if report.attempt > self._attempt:
+                self.begin(report.attempt, report.world)
+            self._keep(self._collector.add(report))
+        except Exception as error:
+            print(f"observer: {error!r} on {report!r:.120}", file=sys.stderr, flush=True)
+
+    def latest(self) -> StepRecord | None:
+        """The record made last."""
+        return self._recent[-1] if self._recent else None
+
+    def since(self, count: int) -> tuple[int, list[StepRecord]]:
+        """Records after the first `count` ones, as far as they are still kept, and the new count."""
+        new = min(self._count - count, len(self._recent))
+        return self._count, list(self._recent)[len(self._recent) - new :] if new > 0 else []
+
+    def finish(self, stop_reason: str = "finished") -> Summary:
+        """Settle what is open, write `summary.json`, stop serving. A second call returns the same summary."""
+        if self._summary is None:
+            self._keep(self._collector.flush())
+            self._log.close()
+            records = resolve(read_lines(self.run_dir / STEPS_FILE))
+            self._summary = summarise(records, self.run_name, stop_reason, self.notes)
+            replace_file(self.run_dir / SUMMARY_FILE, self._summary.to_json())
+            self._endpoint.close()
+            self._write_endpoint(serving=False)
+            self._discovery.unlink(missing_ok=True)
+        return self._summary
+
+    def _keep(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            replayed = any(record.step <= step for attempt, step in self._reached.items() if attempt < record.attempt)
+            self._note_reached(record)
+            self._count += 1
+            self._recent.append(record)
+            self._log.append(record)
+            self._exporter.update(record, replayed)
+
+    def _note_reached(self, record: StepRecord) -> None:
+        self._reached[record.attempt] = max(record.step, self._reached.get(record.attempt, -1))
+
+    def _announce(self, bind: str) -> None:
+        self._host = _own_address() if bind in ANY_ADDRESS else bind
+        target = f"[{self._host}]" if ":" in self._host else self._host
+        self._url = f"http://{target}:{self._endpoint.port}/metrics"
+        self._write_endpoint(serving=True)
+        self._discovery = self.run_dir.parent / DISCOVERY_FOLDER / f"{self.run_dir.name}.json"
+        self._discovery.parent.mkdir(exist_ok=True)
+        entry = {"targets": [f"{target}:{self._endpoint.port}"], "labels": {"job": "raypack"}}
+        replace_file(self._discovery, json.dumps([entry]) + "\n")
+
+    def _write_endpoint(self, *, serving: bool) -> None:
+        data = {"address": self._host, "port": self._endpoint.port, "url": self._url, "serving": serving}
+        replace_file(self.run_dir / ENDPOINT_FILE, json.dumps(data, indent=2) + "\n")
+
+
+class _Actor(RunObserver):
+    """An actor whose constructor raises prints a traceback and dies; this one lives to say why in one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._trouble = ""
+        try:
+            super().__init__(*args, **kwargs)
+        except RaypackError as error:
+            self._trouble = str(error)
+
+    def opened(self) -> tuple[str, str]:
+        """URL of /metrics and "", or "" and why it could not open."""
+        return ("", self._trouble) if self._trouble else (self.address(), "")
+
+
+Observer = ray.remote(max_restarts=3, max_pending_calls=4096)(_Actor)  # type: ignore[call-overload]
+"""The actor; its constructor takes what `RunObserver`'s does."""
+
+
+def start_observer(
+    run_dir: str, run_name: str, bind: str, port: int, notes: Sequence[str], timeout: float
+) -> tuple[Any, str]:
+    """Start the actor on the head node; its handle and the URL of /metrics.
+
+    Raises:
+        RaypackError: it did not start within `timeout` seconds, or could not open; see `RunObserver`.
+    """
+    actor = Observer.options(**head_node_options()).remote(run_dir, run_name, bind, port, notes)
+    try:
+        url, trouble = ray.get(actor.opened.remote(), timeout=timeout)
+    except ray.exceptions.GetTimeoutError:
+        ray.kill(actor)
+        raise RaypackError(
+            f"the observer actor did not start within timeouts.actor = {timeout:g} s; is the head node alive?"
+        ) from None
+    except ray.exceptions.RayActorError as error:
+        raise RaypackError(f"the observer actor died at its start: {str(error).splitlines()[0]}") from None
+    if trouble:
+        ray.kill(actor)
+        raise RaypackError(trouble)
+    return actor, url
+
+
+def send(observer: Any, report: RankReport) -> bool:
+    """Hand `report` to the actor and go on at once; False where it was dropped (the actor is far behind or gone)."""
+    try:
+        observer.report.remote(report)
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+def head_node_options() -> dict[str, Any]:
+    """Actor options for a helper of the run: no CPU, and on the head node where the cluster names one.
+
+    Ray must be initialised.
+    """
+    options: dict[str, Any] = {"num_cpus": 0}
+    for node in ray.nodes():
+        if node["Alive"] and HEAD_RESOURCE in node["Resources"]:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    return options
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a whole file or nothing: readers never see half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _own_address() -> str:
+    return ray.util.get_node_ip_address() if ray.is_initialized() else socket.gethostname()
