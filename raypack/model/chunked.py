@@ -7,10 +7,11 @@ input, and only one chunk's need to be alive.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 RowFunction = Callable[..., Tensor]
 
@@ -35,7 +36,7 @@ def run_by_rows(
 
 class _ByRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, function: RowFunction, chunk_tokens: int, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, function: RowFunction, chunk_tokens: int, count: int, *tensors: Tensor) -> Tensor:
         ctx.function, ctx.chunk_tokens, ctx.count = function, chunk_tokens, count
         ctx.save_for_backward(*tensors)
         weights = tensors[count:]
@@ -44,7 +45,7 @@ class _ByRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[3:]
         rows, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         weights = [w.detach().requires_grad_(n) for w, n in zip(weights, needed[ctx.count :], strict=True)]

@@ -6,10 +6,12 @@ the inverse permutation and summed in the order in which they were chosen.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 
 def expert_swiglu(x: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -58,13 +60,13 @@ class _GroupedLinear(torch.autograd.Function):
     unwritten (pytorch issue 172439), and an expanded output gradient is refused."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, counts)
         return F.grouped_mm(x, weight.transpose(1, 2), offs=_ends(counts))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, counts = ctx.saved_tensors
         grad, grad_x, grad_weight = grad.contiguous(), None, None
         if ctx.needs_input_grad[0]:
@@ -83,14 +85,14 @@ class _Dispatch(torch.autograd.Function):
     """Row `order[i] // k` of x [n, width] for each i of n * k; backward: the sum of a row's k copies, at least fp32."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
         ctx.save_for_backward(inverse)
         ctx.copies = copies
         return x[order // copies]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
         return _sum_of_copies(grad, inverse.view(-1, ctx.copies), None).to(grad.dtype), None, None, None
 
@@ -99,13 +101,13 @@ class _Combine(torch.autograd.Function):
     """[n, width] from expert outputs y [n * k, width]: the sum of a row's k copies times their gates, at least fp32."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, y: Tensor, gates: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, gates: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(y, gates, order, inverse)
         return _sum_of_copies(y, inverse.view(gates.shape), gates).to(y.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         y, gates, order, inverse = ctx.saved_tensors
         rows = grad[order // gates.shape[1]].to(gates.dtype)
         grad_gates = (rows * y).sum(-1)[inverse].view(gates.shape)

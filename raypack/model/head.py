@@ -7,9 +7,11 @@ of valid labels of the whole step, which one rank does not know.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from raypack.errors import RaypackError
 
@@ -41,9 +43,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, chunk_tokens
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, with_grads: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, with_grads: bool) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=x.device)
         grad_x = torch.empty_like(x) if with_grads and ctx.needs_input_grad[0] else None
@@ -71,7 +71,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight = ctx.saved_tensors
         if grad_x is not None:
             grad_x = grad_x * grad.to(grad_x.dtype)

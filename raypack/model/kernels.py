@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from raypack.errors import RaypackError
 from raypack.model import kernels_cuda, kernels_exact
@@ -71,16 +72,15 @@ def attention(
         k, v = _ExpandHeads.apply(k, kv_of_q), _ExpandHeads.apply(v, kv_of_q)
     if window is not None and window >= packing.longest:
         window = None
-    if window is None:
-        sinks = 0
+    sinks = 0 if window is None else sinks
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     backend = select_backend(q.device, q.dtype, sinks=sinks > 0)
+    if backend == "flex" and window is not None:
+        return kernels_cuda.flex(q, k, v, packing, window, sinks, scale)
     if backend == "flash_attn":
         return kernels_cuda.flash_attn(q, k, v, packing, window, scale)
     if backend == "torch_varlen":
         return kernels_cuda.torch_varlen(q, k, v, packing, window, scale)
-    if backend == "flex":
-        return kernels_cuda.flex(q, k, v, packing, window, sinks, scale)
     return kernels_exact.attention(q, k, v, packing.lengths, window, sinks, scale)
 
 
@@ -117,13 +117,13 @@ class _ExpandHeads(torch.autograd.Function):
     where that of `index_select` is an atomic scatter on GPUs."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, kv_of_q: tuple[int, ...]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kv_of_q: tuple[int, ...]) -> Tensor:
         ctx.kv_of_q, ctx.kv_heads = kv_of_q, x.shape[1]
         return torch.stack([x[:, j] for j in kv_of_q], 1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         wide = torch.promote_types(grad.dtype, torch.float32)
         out = grad.new_zeros((grad.shape[0], ctx.kv_heads, grad.shape[2]))
         for j in range(ctx.kv_heads):

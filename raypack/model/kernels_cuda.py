@@ -69,7 +69,7 @@ def torch_varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int 
 
     cu_seqlens = packing.cu_seqlens(q.device)
     left = -1 if window is None else window - 1
-    return varlen_attn(
+    out = varlen_attn(
         q,
         k,
         v,
@@ -81,6 +81,8 @@ def torch_varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int 
         window_size=(left, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    assert isinstance(out, Tensor)  # a pair only where auxiliary results were asked for
+    return out
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int, sinks: int, scale: float) -> Tensor:

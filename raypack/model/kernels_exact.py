@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 SHORT = 256
 CHUNK_ELEMENTS = 1 << 22
@@ -69,8 +70,9 @@ def _pieces(lengths: Sequence[int]) -> list[tuple[int, ...]]:
 def _full(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
     if len(lengths) > 1:
         return _Chunked.apply(q, k, v, lengths, None, 0, scale)
-    batched = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    out = F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -126,7 +128,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -152,7 +154,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         wide, kv_heads = lse.dtype, k.shape[1]
         grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -95,9 +95,9 @@ def moe(
         else:
             mine = experts[i].tolist()
         total = sum(scores[e] for e in mine)
-        row = sum(scores[e] / total * wide(swiglu(x[i : i + 1], gate_up[e], down[e])[0]) for e in mine)
+        outputs = [scores[e] / total * wide(swiglu(x[i : i + 1], gate_up[e], down[e])[0]) for e in mine]
         chosen.append(mine)
-        rows.append(row.to(x.dtype))
+        rows.append(torch.stack(outputs).sum(0).to(x.dtype))
     y = torch.stack(rows) if rows else x * 0
     if prefix + "shared.down.weight" in state:
         y = y + swiglu(x, state[prefix + "shared.gate_up.weight"], state[prefix + "shared.down.weight"])
@@ -128,8 +128,8 @@ def hidden_states(config: ModelConfig, state: Mapping[str, Tensor], tokens: Tens
             q = rms_norm(q, layer["q_norm.weight"], config.norm_eps)
             k = rms_norm(k, layer["k_norm.weight"], config.norm_eps)
         q, k = (rope(part, torch.arange(n), config.rope_base) for part in (q, k))
-        limits = {"window": config.window, "sinks": config.sinks} if kind == "S" else {}
-        x = x + attention(q, k, v, [n], **limits).reshape(n, -1) @ layer["out.weight"].T
+        y = attention(q, k, v, [n], window=config.window if kind == "S" else None, sinks=config.sinks)
+        x = x + y.reshape(n, -1) @ layer["out.weight"].T
         y = rms_norm(x, layer["ffn_norm.weight"], config.norm_eps)
         if config.experts:
             x = x + moe(y, layer, config.experts_active, prefix="ffn.")[0]

@@ -6,10 +6,11 @@ Pairs are (i, i + D/2), the convention of Llama and Qwen weights, turned by `pos
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 ROWS = 4096
 
@@ -42,14 +43,14 @@ class _Rotate(torch.autograd.Function):
     """One new tensor a pass: a rotation's backward is the rotation back, so no activation is saved."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
         return _turned(qkv, cos, sin, heads)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         return _turned(grad, cos, -sin, ctx.heads), None, None, None
 
