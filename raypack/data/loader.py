@@ -12,7 +12,7 @@ NO_LABEL = -100
 
 
 def load_rows(
-    corpus: Documents, documents: np.ndarray, lows: np.ndarray, highs: np.ndarray, lengths: np.ndarray
+    corpus: Documents, documents: np.ndarray, lengths: np.ndarray, lows: np.ndarray, highs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read the rows of segments end to end. Of segment i only tokens [lows[i], highs[i] + 1) are read.
 
@@ -20,8 +20,8 @@ def load_rows(
     the document, or where truncation ends it) has none. Nothing is shifted later.
 
     Args:
-        documents, lows, highs: integers [segments]; segment i holds tokens [lows[i], highs[i]) of documents[i].
-        lengths: integers [segments], length of the segment's sample after truncation.
+        documents, lengths: integers [segments], the segment's sample and its length after truncation.
+        lows, highs: integers [segments]; segment i holds tokens [lows[i], highs[i]) of documents[i].
 
     Returns:
         tokens and labels, both int64 [sum of highs - lows]; `NO_LABEL` where there is none.
@@ -29,11 +29,11 @@ def load_rows(
     Raises:
         RaypackError: a segment outside its sample, or as `Documents.tokens`.
     """
-    table = [np.asarray(column).tolist() for column in (documents, lows, highs, lengths)]
-    rows = sum(table[2]) - sum(table[1])
+    table = [np.asarray(column).tolist() for column in (documents, lengths, lows, highs)]
+    rows = sum(table[3]) - sum(table[2])
     tokens, labels = np.empty(max(rows, 0), dtype=np.int64), np.full(max(rows, 0), NO_LABEL, dtype=np.int64)
     at = 0
-    for document, lo, hi, length in zip(*table, strict=True):
+    for document, length, lo, hi in zip(*table, strict=True):
         if not 0 <= lo <= hi <= length:
             raise RaypackError(f"segment [{lo}, {hi}) lies outside document {document}'s sample of {length} tokens")
         if lo == hi:

@@ -6,8 +6,9 @@ import numpy as np
 
 from raypack.config import DataSection
 from raypack.data.corpus import Documents
-from raypack.data.stream import Samples, SampleStream, epoch_order, usable_samples
+from raypack.data.stream import SampleStream, epoch_order, usable_samples
 from raypack.errors import RaypackError
+from raypack.planning.table import Samples
 
 
 def training_stream(corpus: Documents, settings: DataSection) -> SampleStream:
@@ -24,31 +25,32 @@ def training_stream(corpus: Documents, settings: DataSection) -> SampleStream:
     )
 
 
-def holdout_samples(corpus: Documents, settings: DataSection) -> Samples:
+def holdout_samples(corpus: Documents, settings: DataSection) -> Samples | None:
     """The samples of one evaluation: held-out documents of at most `holdout_tokens` tokens together.
 
     They go by in one fixed random order, whatever the run's seed, and each that still fits is taken, so runs with
     the same corpus and limits are compared on the same text. The length rules are the stream's.
 
     Returns:
-        the samples by id; none where `holdout_tokens` is 0 or the corpus holds nothing out.
+        the samples by id; None where `holdout_tokens` is 0 or the corpus holds nothing out.
 
     Raises:
         RaypackError: no held-out document fits, or one is longer than allowed under `long_documents = error`.
     """
     documents = corpus.documents("holdout")
     if not settings.holdout_tokens or not len(documents):
-        return Samples(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        return None
     given = Samples(documents, corpus.lengths[documents], corpus.labels[documents])
-    usable, _ = usable_samples(given, settings.max_sample_tokens, settings.long_documents)
+    usable, counts = usable_samples(given, settings.max_sample_tokens, settings.long_documents)
     left, taken = settings.holdout_tokens, []
-    for index in epoch_order(len(usable), seed=0, epoch=0).tolist():
+    for index in epoch_order(counts.samples, seed=0, epoch=0).tolist():
         if usable.lengths[index] <= left:
             left -= int(usable.lengths[index])
             taken.append(index)
-    if len(usable) and not taken:
+    if not taken:
         raise RaypackError(
             f"data.holdout_tokens = {settings.holdout_tokens}: the shortest held-out sample has "
             f"{usable.lengths.min()} tokens; raise it, or set it to 0 for no evaluation"
         )
-    return usable[np.sort(np.array(taken, dtype=np.int64))]
+    rows = np.sort(taken)
+    return Samples(usable.ids[rows], usable.lengths[rows], usable.labels[rows])

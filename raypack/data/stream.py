@@ -6,47 +6,15 @@ document once, in a seeded order; a step takes samples in that order until the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from raypack.errors import RaypackError
 from raypack.planning.plan import StreamState
+from raypack.planning.table import Samples
 
 LONG_DOCUMENTS = ("error", "truncate", "skip")
-
-
-class Sample(NamedTuple):
-    """One document. `id` = its index in the corpus, `length` in tokens (truncated), `labels` = how many carry one."""
-
-    id: int
-    length: int
-    labels: int
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples as three int64 arrays of one size; iterating gives `Sample` records."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return map(Sample, self.ids.tolist(), self.lengths.tolist(), self.labels.tolist())
-
-    def __getitem__(self, index: Any) -> Samples:
-        """A sub-set: `index` is a slice, an index array or a mask."""
-        return Samples(self.ids[index], self.lengths[index], self.labels[index])
-
-    @property
-    def tokens(self) -> int:
-        return int(self.lengths.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +43,7 @@ class SampleStream:
 
     Args:
         lengths: tokens of each document, integers of at least 1.
-        labels: labels of each document, 0 to length - 1.
+        labels: how many of them carry a label (length - 1 in plain text).
         max_sample_tokens: longest sample, tokens, at least 2.
         long_documents: what happens to longer documents: `error`, `truncate` or `skip`.
         tokens_per_step: a step takes samples until the next would exceed this; a lone larger one is its own step.
@@ -85,8 +53,8 @@ class SampleStream:
     Documents of one token carry no label: they are skipped and counted.
 
     Raises:
-        RaypackError: an impossible setting, a length or label count out of range, a document over
-            `max_sample_tokens` under `error`, a masked document to be truncated, or no usable document at all.
+        RaypackError: an impossible setting, a length or label count out of range (as `Samples`), a document over
+            `max_sample_tokens` under `error`, a document with masked labels to truncate, or no usable document.
     """
 
     def __init__(
@@ -108,14 +76,8 @@ class SampleStream:
             if value < least:
                 raise RaypackError(f"data.{name} = {value}: must be at least {least}")
         documents = np.arange(len(lengths)) if documents is None else documents
-        given = Samples(*(_int64(*each) for each in (("ids", documents), ("lengths", lengths), ("labels", labels))))
+        given = Samples(documents, lengths, labels)
         self.samples, self.counts = usable_samples(given, max_sample_tokens, long_documents)
-        if not len(self.samples):
-            raise RaypackError(
-                f"none of the {len(given)} training documents is usable: {self.counts.skipped_short} are shorter than "
-                f"2 tokens, {self.counts.skipped_long} longer than data.max_sample_tokens = {max_sample_tokens}; "
-                "give a corpus with more documents, raise the limit or set data.long_documents = truncate"
-            )
         self.tokens_per_step = tokens_per_step
         self.start = StreamState(seed, 0, 0)
         self._held: tuple[tuple[int, int], np.ndarray, np.ndarray] | None = None
@@ -128,7 +90,7 @@ class SampleStream:
         Raises:
             RaypackError: a state outside the epoch (of another corpus or other data settings).
         """
-        count = len(self.samples)
+        count = self.counts.samples
         if min(state) < 0 or state.next_sample > count:
             raise RaypackError(
                 f"stream state {tuple(state)} lies outside an epoch of {count} samples: it belongs to another corpus "
@@ -141,13 +103,13 @@ class SampleStream:
         taken = int(ends[first - 1]) if first else 0
         stop = max(int(np.searchsorted(ends, taken + self.tokens_per_step, side="right")), first + 1)
         after = state._replace(next_sample=stop) if stop < count else StreamState(state.seed, state.epoch + 1, 0)
-        return StepSamples(state, after, self.samples[order[first:stop]])
+        return StepSamples(state, after, _chosen(self.samples, order[first:stop]))
 
     def _epoch(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's order, and the tokens up to and including each sample in it; the last epoch is kept."""
         held = self._held
         if held is None or held[0] != (seed, epoch):
-            order = epoch_order(len(self.samples), seed, epoch)
+            order = epoch_order(self.counts.samples, seed, epoch)
             held = self._held = ((seed, epoch), order, np.cumsum(self.samples.lengths[order]))
         return held[1], held[2]
 
@@ -166,58 +128,43 @@ def usable_samples(given: Samples, max_sample_tokens: int, long_documents: str) 
     """Apply the length rules to documents; the rules and errors are those of `SampleStream`."""
     if long_documents not in LONG_DOCUMENTS:
         raise RaypackError(f"data.long_documents = {long_documents!r}: must be one of {', '.join(LONG_DOCUMENTS)}")
-    _check_documents(given)
     short, long = given.lengths < 2, given.lengths > max_sample_tokens
-    if long.any() and long_documents == "error":
-        first = int(np.flatnonzero(long)[0])
+    if long_documents == "error" and long.any():
         raise RaypackError(
-            f"document {given.ids[first]} has {given.lengths[first]} tokens, over data.max_sample_tokens = "
-            f"{max_sample_tokens} (so have {int(long.sum()) - 1} others): raise it, or set data.long_documents to "
-            "truncate or skip"
+            f"{_first(given, long)} tokens, over data.max_sample_tokens = {max_sample_tokens} (so have "
+            f"{int(long.sum()) - 1} others): raise it, or set data.long_documents to truncate or skip"
         )
-    keep = ~short if long_documents == "truncate" else ~(short | long)
-    kept = given[keep]
-    cut = kept.lengths > max_sample_tokens
-    masked = cut & (kept.labels != kept.lengths - 1)
-    if masked.any():
-        first = int(np.flatnonzero(masked)[0])
+    masked = long & (given.labels != given.lengths - 1)
+    if long_documents == "truncate" and masked.any():
         raise RaypackError(
-            f"document {kept.ids[first]} has masked labels and {kept.lengths[first]} tokens, over "
-            f"data.max_sample_tokens = {max_sample_tokens}: truncation could drop all its labels unseen; raise the "
-            "limit or set data.long_documents = skip"
+            f"{_first(given, masked)} tokens, over data.max_sample_tokens = {max_sample_tokens}, and masked labels: "
+            "how many would be left after truncation is not known; raise it, or set data.long_documents to skip"
         )
-    lengths = np.minimum(kept.lengths, max_sample_tokens)
-    labels = np.where(cut, lengths - 1, kept.labels)
+    kept = ~short if long_documents == "truncate" else ~(short | long)
+    skipped_long = 0 if long_documents == "truncate" else int(long.sum())
+    if not kept.any():
+        raise RaypackError(
+            f"none of {len(given.ids)} documents is usable: {int(short.sum())} have less than 2 tokens, {skipped_long} "
+            f"more than data.max_sample_tokens = {max_sample_tokens}; give other documents, raise the limit or set "
+            "data.long_documents to truncate"
+        )
+    lengths = np.minimum(given.lengths, max_sample_tokens)
+    labels = np.where(long, lengths - 1, given.labels)
     counts = StreamCounts(
-        samples=len(kept),
-        tokens=int(lengths.sum()),
-        truncated=int(cut.sum()),
-        tokens_cut=int((kept.lengths - lengths).sum()),
-        skipped_long=0 if long_documents == "truncate" else int(long.sum()),
+        samples=int(kept.sum()),
+        tokens=int(lengths[kept].sum()),
+        truncated=int((long & kept).sum()),
+        tokens_cut=int((given.lengths - lengths)[kept].sum()),
+        skipped_long=skipped_long,
         skipped_short=int(short.sum()),
     )
-    return Samples(kept.ids, lengths, labels), counts
+    return _chosen(Samples(given.ids, lengths, labels), kept), counts
 
 
-def _int64(name: str, values: np.ndarray) -> np.ndarray:
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise RaypackError(f"sample {name}: must be one row of integers, not {array.dtype} {list(array.shape)}")
-    return array.astype(np.int64)
+def _chosen(samples: Samples, index: np.ndarray) -> Samples:
+    return Samples(samples.ids[index], samples.lengths[index], samples.labels[index])
 
 
-def _check_documents(given: Samples) -> None:
-    if not len(given.ids) == len(given.lengths) == len(given.labels):
-        raise RaypackError(
-            f"{len(given.ids)} ids, {len(given.lengths)} lengths and {len(given.labels)} label counts: "
-            "one of each per document"
-        )
-    for wrong, name, limit in (
-        (given.lengths < 1, "lengths", "must be at least 1 token; remove empty documents"),
-        ((given.labels < 0) | (given.labels >= given.lengths), "labels", "must lie in 0..length - 1"),
-    ):
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise RaypackError(f"document {given.ids[at]}: {name} = {getattr(given, name)[at]}: {limit}")
-    if len(np.unique(given.ids)) != len(given.ids):
-        raise RaypackError("two documents have the same id; sample ids must be unique")
+def _first(samples: Samples, mask: np.ndarray) -> str:
+    at = int(mask.argmax())
+    return f"document {samples.ids[at]} has {samples.lengths[at]}"
