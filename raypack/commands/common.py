@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -77,23 +77,15 @@ def write_text(text: str, target: str | Path) -> None:
         # A pipe or a device (/dev/stdout, a shell's >(...)) must be written in place, not replaced by a file.
         _write_in_place(text, path)
         return
-    temporary = None
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = file.name
-            # mkstemp makes files of mode 600; give what open() would have given.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            file.write(text)
-        os.replace(temporary, path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise RaypackError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
     finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _write_in_place(text: str, path: Path) -> None:

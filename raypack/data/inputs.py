@@ -132,13 +132,13 @@ def _text_of(line: bytes, where: str, field: str) -> str:
     except (ValueError, RecursionError) as error:
         raise RaypackError(f"{where}: is not JSON ({error}); each line is one object with the text") from None
     if not isinstance(row, dict):
-        raise RaypackError(f"{where}: is a {type(row).__name__}, not an object with the key {field!r}")
+        raise RaypackError(f"{where}: is of type {type(row).__name__}, not an object with the key {field!r}")
     if field not in row:
         keys = ", ".join(sorted(row)[:8])
         raise RaypackError(f"{where}: has no key {field!r} (keys: {keys}); name the text's key with --text-field")
     text = row[field]
     if not isinstance(text, str):
-        raise RaypackError(f"{where}: {field!r} is a {type(text).__name__}, not text")
+        raise RaypackError(f"{where}: {field!r} is of type {type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -7,11 +7,12 @@ builder that is killed leaves only that sibling; the next build at the same plac
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,6 +55,11 @@ class Column:
             self.size, self._digest = size, digest
             raise
 
+    def values(self) -> np.ndarray:
+        """Read everything back."""
+        self._file.flush()
+        return np.fromfile(self._file.name, dtype=self.kind)
+
     def finish(self) -> bytes:
         """Bring everything to the disk; the SHA-256 of the file."""
         self._file.flush()
@@ -67,7 +73,7 @@ class Column:
 
 
 class CorpusWriter:
-    """Context manager: `add` documents, then `finish`. Leaving without `finish` removes every trace.
+    """Context manager: per document append to `tokens`, then `end_document`; at last `finish`, else nothing is left.
 
     Args:
         out: where the corpus will be; its parents are made.
@@ -84,7 +90,7 @@ class CorpusWriter:
         check_output(self.out, force=force)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.out)
-        self._folder = Path(tempfile.mkdtemp(prefix=_prefix(self.out), dir=self.out.parent))
+        self._folder = _make_sibling(self.out)
         self._lock = (self._folder / LOCK_NAME).open("wb")
         with suppress(OSError):  # a file system without locks: nobody clears up after us then
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,8 +121,7 @@ class CorpusWriter:
 
     def document_lengths(self) -> np.ndarray:
         """int64 [documents], tokens of the documents so far."""
-        self._offsets._file.flush()
-        return np.diff(np.fromfile(self._folder / "offsets.bin", dtype=INT64))
+        return np.diff(self._offsets.values())
 
     def finish(self, header: dict[str, Any], held_out: np.ndarray) -> CorpusHeader:
         """Write the split (bool [documents]) and the header, and give the corpus its name.
@@ -136,8 +141,6 @@ class CorpusWriter:
             file.write(complete.model_dump_json(indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        (self._folder / LOCK_NAME).unlink()
-        self._folder.chmod(0o777 & ~_umask())
         self._publish()
         return complete
 
@@ -145,19 +148,21 @@ class CorpusWriter:
         check_output(self.out, force=self.force)
         aside = None
         if self.out.exists():
-            aside = Path(tempfile.mkdtemp(prefix=_prefix(self.out), dir=self.out.parent)) / "old"
-            self.out.rename(aside)
+            aside = _make_sibling(self.out)
+            self.out.rename(aside / "old")
         try:
             self._folder.rename(self.out)
-        except OSError:
-            if aside is not None:
-                aside.rename(self.out)
-            # Another builder was faster, in the moment since the check.
+        except BaseException:
+            if aside is not None and not self.out.exists():
+                (aside / "old").rename(self.out)
+            # Another builder may have been faster, in the moment since the first check.
             check_output(self.out, force=False)
             raise
         finally:
             if aside is not None:
-                shutil.rmtree(aside.parent, ignore_errors=True)
+                shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            (self.out / LOCK_NAME).unlink()
 
 
 def check_output(out: Path, *, force: bool) -> None:
@@ -172,18 +177,20 @@ def check_output(out: Path, *, force: bool) -> None:
 
 def remove_abandoned(out: Path) -> None:
     """Remove what killed builders of `out` left: old siblings whose lock nobody holds."""
-    for folder in out.parent.glob(f"{_prefix(out)}*"):
-        with suppress(OSError), (folder / LOCK_NAME).open("rb+") as lock:
-            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+    for folder in out.parent.glob(f"{glob.escape(_prefix(out))}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
+                continue
+            with (folder / LOCK_NAME).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _make_sibling(out: Path) -> Path:
+    folder = out.parent / f"{_prefix(out)}{uuid.uuid4().hex}"
+    folder.mkdir()
+    return folder
+
+
 def _prefix(out: Path) -> str:
     return f".{out.name}.building-"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
