@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -73,7 +73,6 @@ def test_sinks_equal_oracle_in_fp64(window: int, sinks: int) -> None:
     assert_same(fast, slow, 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 90) | st.integers(250, 270), min_size=1, max_size=6),
     window=st.none() | st.integers(1, 300),
@@ -162,7 +161,6 @@ def test_many_one_token_documents_copy_their_value() -> None:
     assert torch.equal(attention(q, k, v, [1] * 1000), v.repeat_interleave(2, 1))
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     window=st.none() | st.integers(1, 50),
