@@ -1,0 +1,170 @@
+"""What a person sees: a live table during a run, plain lines where there is no terminal, a summary at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from raypack.observe.record import Bytes, StepRecord, by_scope
+from raypack.observe.summary import Summary
+
+COLUMNS = (
+    "step", "loss", "tokens/s", "MFU", "seconds", "plan wait", "parents", "children", "intra MB", "inter MB",
+    "static inter MB",
+)  # fmt: skip
+
+
+def cells(record: StepRecord) -> tuple[str, ...]:
+    """A record as text, one cell for each of `COLUMNS`."""
+    sent = by_scope(record.bytes)
+    loss = "skipped" if record.complete and not record.applied else figure(record.loss, "{:.4f}")
+    return (
+        f"{record.step}" + ("" if record.attempt == 0 else f" (attempt {record.attempt})"),
+        loss if record.heldout_loss is None else f"{loss} (held-out {record.heldout_loss:.4f})",
+        figure(record.tokens_per_second, "{:,.0f}"),
+        percent(record.mfu),
+        f"{record.seconds:.2f}",
+        f"{record.plan_wait_seconds * 1e3:.1f} ms",
+        widths(record.parent_widths),
+        widths(record.child_widths),
+        megabytes(sent["intra"]),
+        megabytes(sent["inter"]),
+        megabytes(by_scope(record.bytes_static)["inter"]) if record.bytes_static else "-",
+    )
+
+
+def line(record: StepRecord, steps: int) -> str:
+    """A record as one line of plain text."""
+    named = dict(zip(COLUMNS, cells(record), strict=True))
+    parts = [f"step {named.pop('step')} of {steps}"]
+    parts += [f"{name} {value}" for name, value in named.items()]
+    return "  ".join(parts) + ("" if record.complete else "  incomplete")
+
+
+class RunView:
+    """Shows records as they come. A context manager: the terminal is as it was afterwards."""
+
+    def __init__(self, console: Console, steps: int, *, table: bool = True, rows: int = 10) -> None:
+        """`steps` = of the whole run; `table` False, or no terminal: one line a step."""
+        self._console, self._steps = console, steps
+        self._rows: deque[StepRecord] = deque(maxlen=rows)
+        self._live = Live(console=console, auto_refresh=False) if table and console.is_terminal else None
+
+    def __enter__(self) -> RunView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, records: Sequence[StepRecord]) -> None:
+        self._rows.extend(records)
+        if self._live is None:
+            for record in records:
+                self._console.print(line(record, self._steps), soft_wrap=True, markup=False, highlight=False)
+        elif records:
+            self._live.update(self._picture(), refresh=True)
+
+    def _picture(self) -> Group:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for record in self._rows:
+            table.add_row(*cells(record), style="" if record.complete else "red")
+        done = self._rows[-1].step + 1
+        bar = ProgressBar(total=self._steps, completed=done, width=40)
+        return Group(table, bar, Text(f"{done} of {self._steps} steps", style="dim"))
+
+
+def summary_table(summary: Summary) -> Table:
+    """Everything worth a line, for people."""
+    table = Table(title=f"run {summary.run}" if summary.run else None, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _summary_rows(summary):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _summary_rows(s: Summary) -> list[tuple[str, str]]:
+    extras = [
+        f"{count} {what}"
+        for what, count in (
+            ("skipped", s.skipped_steps),
+            ("replayed", s.replayed_steps),
+            ("incomplete", s.incomplete_steps),
+        )
+        if count
+    ]
+    rows = [
+        ("ended", s.stop_reason or "no word of it: still running, or killed"),
+        ("steps", f"{s.steps}" + (f" ({', '.join(extras)})" if extras else "")),
+        ("ranks", " then ".join(map(str, s.worlds)) + f", {s.restarts} restarts"),
+        ("loss", f"{figure(s.first_loss, '{:.4f}')} -> {figure(s.last_loss, '{:.4f}')}"),
+    ]
+    if s.heldout_losses:
+        rows.append(("held-out loss", " -> ".join(f"{loss:.4f} (step {step})" for step, loss in _ends(s))))
+    peak = f" of {s.peak_source}" if s.peak_source and s.mfu is not None else ""
+    rows += [
+        ("tokens", f"{s.tokens:,} in {s.seconds:,.1f} s: {figure(s.tokens_per_second, '{:,.0f}')} tokens/s"),
+        ("seconds a step", f"mean {figure(s.mean_step_seconds)}, median {figure(s.median_step_seconds)}"),
+        ("MFU", percent(s.mfu) + peak),
+        ("plan", f"{s.plan_seconds * 1e3:.1f} ms to make, {s.plan_wait_seconds * 1e3:.1f} ms waited for (medians)"),
+        ("plan / bound", figure(s.plan_bound_ratio, "{:.4f}")),
+        ("policies", ", ".join(f"{name}: {count}" for name, count in s.policies.items()) or "-"),
+        ("parent widths", widths(s.parent_widths)),
+        ("child widths", widths(s.child_widths)),
+        *_byte_rows(s),
+    ]
+    return rows + [("note", note) for note in s.notes]
+
+
+def _byte_rows(s: Summary) -> list[tuple[str, str]]:
+    rows = [
+        (name, _scopes(counts))
+        for name, counts in (
+            ("exchanges", s.bytes),
+            ("as static plans", s.bytes_static),
+            ("as dynamic plans", s.bytes_dynamic),
+            ("other collectives", s.collective_bytes),
+        )
+        if counts
+    ]
+    return rows
+
+
+def _ends(s: Summary) -> list[tuple[int, float]]:
+    return s.heldout_losses if len(s.heldout_losses) < 2 else [s.heldout_losses[0], s.heldout_losses[-1]]
+
+
+def _scopes(counts: Bytes) -> str:
+    total = by_scope(counts)
+    return f"{megabytes(total['intra'])} MB inside nodes, {megabytes(total['inter'])} MB across"
+
+
+def figure(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f}"
+
+
+def widths(samples: dict[int, int]) -> str:
+    """Samples by block width, widest first: `8:3 1:20`."""
+    return " ".join(f"{width}:{count}" for width, count in sorted(samples.items(), reverse=True)) or "-"

@@ -1,0 +1,246 @@
+"""The observer: records in order of settling, a summary, an endpoint file; the actor: one line for what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from raypack.cli import main
+from raypack.errors import RaypackError
+from raypack.observe.console import RunView, line, summary_table
+from raypack.observe.observer import RunObserver
+from raypack.observe.steps import next_attempt, read_steps
+from raypack.observe.summary import read_summary, summarise
+from tests.observe_cases import record, report
+
+
+@pytest.fixture
+def observer(tmp_path: Path):
+    made = RunObserver(str(tmp_path / "runs" / "r"), "r", notes=("nodes are simulated",))
+    yield made
+    made.finish("test over")
+
+
+def _steps(observer: RunObserver, attempt: int, steps: range, world: int = 2) -> None:
+    for step in steps:
+        for rank in range(world):
+            observer.report(report(rank, step, attempt, world))
+
+
+def _metrics(observer: RunObserver) -> str:
+    with urllib.request.urlopen(observer.address(), timeout=10) as reply:
+        return reply.read().decode()
+
+
+def test_a_run_is_one_file_one_summary_one_scrape_target(observer: RunObserver) -> None:
+    _steps(observer, 0, range(3))
+    observer.report(report(0, step=3))
+    assert observer.latest().step == 2
+    assert 'raypack_tokens_total{run="r"} 15.0' in _metrics(observer)
+    run_dir = observer.run_dir
+    endpoint = json.loads((run_dir / "metrics.json").read_text())
+    assert endpoint["url"] == observer.address()
+    assert endpoint["serving"] is True
+    (entry,) = json.loads((run_dir.parent / ".prometheus" / "r.json").read_text())
+    assert entry["targets"] == [f"127.0.0.1:{endpoint['port']}"]
+
+    summary = observer.finish("steps done")
+    assert observer.finish("again") == summary
+    assert read_summary(run_dir) == summary
+    assert (summary.stop_reason, summary.incomplete_steps, summary.notes) == ("steps done", 1, ["nodes are simulated"])
+    assert [(r.step, r.complete) for r in read_steps(run_dir)] == [(0, True), (1, True), (2, True), (3, False)]
+    assert json.loads((run_dir / "metrics.json").read_text())["serving"] is False
+    assert not (run_dir.parent / ".prometheus" / "r.json").exists()
+    with pytest.raises(urllib.error.URLError):
+        _metrics(observer)
+
+
+def test_a_restart_counts_once_and_its_replayed_samples_are_counted(observer: RunObserver) -> None:
+    observer.begin(0, 2)
+    _steps(observer, 0, range(4))
+    observer.begin(1, 1)
+    _steps(observer, 1, range(2, 6), world=1)
+    text = _metrics(observer)
+    assert 'raypack_restarts_total{run="r"} 1.0' in text
+    assert 'raypack_world_size{run="r"} 1.0' in text
+    assert 'raypack_samples_total{run="r"} 16.0' in text
+    assert 'raypack_samples_replayed_total{run="r"} 4.0' in text
+    summary = observer.finish()
+    assert (summary.steps, summary.replayed_steps, summary.restarts, summary.worlds) == (6, 2, 1, [2, 1])
+
+
+def test_the_same_directory_goes_on_with_the_next_attempt(tmp_path: Path) -> None:
+    first = RunObserver(str(tmp_path), "r")
+    _steps(first, 0, range(3))
+    first.finish("interrupted")
+    assert next_attempt(tmp_path) == 1
+    second = RunObserver(str(tmp_path), "r")
+    second.begin(1, 2)
+    _steps(second, 1, range(2, 4))
+    assert 'raypack_samples_replayed_total{run="r"} 2.0' in _metrics(second)
+    summary = second.finish()
+    assert (summary.steps, summary.restarts, summary.replayed_steps) == (4, 1, 1)
+
+
+def test_since_hands_out_each_record_once_and_is_bounded(tmp_path: Path) -> None:
+    observer = RunObserver(str(tmp_path), "r", recent_max=4)
+    _steps(observer, 0, range(2))
+    count, records = observer.since(0)
+    assert [r.step for r in records] == [0, 1]
+    assert observer.since(count) == (2, [])
+    _steps(observer, 0, range(2, 12))
+    count, records = observer.since(count)
+    assert count == 12
+    assert [r.step for r in records] == [8, 9, 10, 11]
+    observer.finish()
+
+
+def test_a_bad_report_is_a_line_on_stderr_and_no_more(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:
+    observer.report("nonsense")
+    observer.report(report(0, world=1, exchanged={("nowhere", "intra"): 5}))
+    _steps(observer, 0, range(1, 2))
+    assert observer.latest().step == 1
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 2
+    assert "nowhere" in errors[1]
+
+
+def test_a_port_in_use_or_a_bad_place_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RaypackError, match=rf"observe\.port = {port}"):
+            RunObserver(str(tmp_path / "r"), "r", "127.0.0.1", port)
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RaypackError, match=r"run\.root"):
+        RunObserver(str(tmp_path / "file" / "r"), "r")
+
+
+def test_lines_without_a_terminal_and_a_table_with_one() -> None:
+    records = [record(0), record(1, heldout_loss=2.25), record(2, complete=False)]
+    plain = io.StringIO()
+    with RunView(Console(file=plain, width=60), steps=3) as view:
+        view.show(records)
+    lines = plain.getvalue().splitlines()
+    assert len(lines) == 3, "one line a step, however narrow the console is"
+    assert lines[0].startswith("step 0 of 3  loss 2.5000")
+    assert "held-out 2.2500" in lines[1]
+    assert lines[2].endswith("incomplete")
+    assert "\x1b" not in plain.getvalue()
+    fancy = io.StringIO()
+    with RunView(Console(file=fancy, force_terminal=True, width=140), steps=3) as view:
+        view.show(records)
+    assert "static inter MB" in fancy.getvalue()
+    assert "3 of 3 steps" in fancy.getvalue()
+
+
+def test_a_line_shows_what_the_issue_asks_for() -> None:
+    shown = line(
+        record(
+            7,
+            loss=1.25,
+            tokens=1000,
+            seconds=0.5,
+            mfu=0.321,
+            plan_wait_seconds=0.0004,
+            bytes={"full_in": {"intra": 2_500_000, "inter": 1_200_000}},
+            bytes_static={"full_in": {"intra": 0, "inter": 9_900_000}},
+        ),
+        60,
+    )
+    for part in (
+        "step 7 of 60",
+        "loss 1.2500",
+        "tokens/s 2,000",
+        "MFU 32.1 %",
+        "plan wait 0.4 ms",
+        "intra MB 2.5",
+        "inter MB 1.2",
+        "static inter MB 9.9",
+    ):
+        assert part in shown
+
+
+def test_summary_table_holds_the_notes_and_survives_an_empty_run() -> None:
+    text = io.StringIO()
+    Console(file=text, width=100).print(
+        summary_table(summarise([record(0), record(1)], "r", "finished", ["nodes are simulated"]))
+    )
+    assert "nodes are simulated" in text.getvalue()
+    assert "2.5000 -> 2.5000" in text.getvalue()
+    Console(file=io.StringIO()).print(summary_table(summarise([])))
+
+
+def test_inspect_reads_a_run_that_finished_and_one_that_was_killed(tmp_path: Path) -> None:
+    observer = RunObserver(str(tmp_path / "r"), "r")
+    _steps(observer, 0, range(3))
+    killed = CliRunner().invoke(main, ["inspect", str(tmp_path / "r")])
+    assert killed.exit_code == 0, killed.output
+    assert "killed" in killed.output
+    observer.finish("steps done")
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path / "r"), "--json", "-"])
+    data = json.loads(done.stdout)
+    assert (data["steps"], data["stop_reason"], data["first_loss"]) == (3, "steps done", 2.5)
+    assert data == json.loads((tmp_path / "r" / "summary.json").read_text())
+
+
+def test_inspect_of_no_run_is_one_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["inspect", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def ray_started():
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        yield ray
+        ray.shutdown()
+
+
+@pytest.mark.ray
+def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path: Path) -> None:
+    from raypack.observe.follow import Follower
+    from raypack.observe.observer import head_node_options, send, start_observer
+
+    assert head_node_options()["num_cpus"] == 0
+    assert "scheduling_strategy" in head_node_options()
+    actor, url = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, ("note",), timeout=60)
+    text = io.StringIO()
+    with Follower(actor, RunView(Console(file=text), steps=3), interval=0.05):
+        for step in range(3):
+            for rank in range(2):
+                assert send(actor, report(rank, step))
+        ray_started.get(actor.latest.remote(), timeout=60)
+    assert [shown.split("  ")[0] for shown in text.getvalue().splitlines()] == [f"step {i} of 3" for i in range(3)]
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        assert b'raypack_step{run="r"} 2.0' in reply.read()
+
+    port = int(url.split(":")[2].split("/")[0])
+    with pytest.raises(RaypackError, match=rf"observe\.port = {port}"):
+        start_observer(str(tmp_path / "s"), "s", "127.0.0.1", port, (), timeout=60)
+    summary = ray_started.get(actor.finish.remote("over"), timeout=60)
+    assert (summary.steps, summary.notes) == (3, ["note"])
+
+
+@pytest.mark.ray
+def test_sending_to_a_dead_observer_neither_raises_nor_waits(ray_started, tmp_path: Path) -> None:
+    from raypack.observe.observer import send, start_observer
+
+    actor, _ = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, (), timeout=60)
+    ray_started.kill(actor)
+    with contextlib.suppress(ray_started.exceptions.RayActorError):
+        ray_started.get(actor.latest.remote(), timeout=60)
+    assert send(actor, report(0)) in (True, False)
