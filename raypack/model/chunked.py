@@ -47,8 +47,9 @@ class _ByRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[3:]
-        rows, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        weights = [w.detach().requires_grad_(n) for w, n in zip(weights, needed[ctx.count :], strict=True)]
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
+        rows = saved[: ctx.count]
+        weights = [w.detach().requires_grad_(n) for w, n in zip(saved[ctx.count :], needed[ctx.count :], strict=True)]
         row_grads = [torch.empty_like(x) if n else None for x, n in zip(rows, needed, strict=False)]
         sums = [
             torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) if w.requires_grad else None
