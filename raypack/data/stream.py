@@ -103,7 +103,8 @@ class SampleStream:
         taken = int(ends[first - 1]) if first else 0
         stop = max(int(np.searchsorted(ends, taken + self.tokens_per_step, side="right")), first + 1)
         after = state._replace(next_sample=stop) if stop < count else StreamState(state.seed, state.epoch + 1, 0)
-        return StepSamples(state, after, _chosen(self.samples, order[first:stop]))
+        rows, usable = order[first:stop], self.samples
+        return StepSamples(state, after, Samples(usable.ids[rows], usable.lengths[rows], usable.labels[rows]))
 
     def _epoch(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's order, and the tokens up to and including each sample in it; the last epoch is kept."""
@@ -158,11 +159,7 @@ def usable_samples(given: Samples, max_sample_tokens: int, long_documents: str) 
         skipped_long=skipped_long,
         skipped_short=int(short.sum()),
     )
-    return _chosen(Samples(given.ids, lengths, labels), kept), counts
-
-
-def _chosen(samples: Samples, index: np.ndarray) -> Samples:
-    return Samples(samples.ids[index], samples.lengths[index], samples.labels[index])
+    return Samples(given.ids[kept], lengths[kept], labels[kept]), counts
 
 
 def _first(samples: Samples, mask: np.ndarray) -> str:
