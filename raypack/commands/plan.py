@@ -1,0 +1,160 @@
+"""`raypack plan`: plan one step of given lengths. `raypack evaluate`: cost a plan, own or foreign."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table as RichTable
+
+from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.config import ClusterConfig, load_cluster, load_model, preset_names
+from raypack.data.lengths import read_lengths
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.evaluate import Evaluation
+from raypack.planning.evaluate import evaluate as evaluate_plan
+from raypack.planning.plan import POLICIES, Plan, plan_from_json
+from raypack.planning.policies import DEFAULT_BUDGET, make_plan
+from raypack.planning.table import Samples
+
+SYNC_HELP = "Where ranks wait for each other; default: the cluster's."
+
+cluster_option = click.option(
+    "--cluster",
+    default="h100-8x8",
+    show_default=True,
+    help=f"Cluster preset ({', '.join(preset_names('clusters'))}) or .toml file.",
+)
+model_option = click.option(
+    "--model",
+    default="1f3s-30b-a3b",
+    show_default=True,
+    help=f"Model preset ({', '.join(preset_names('models'))}) or .toml file.",
+)
+sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]), default=None, help=SYNC_HELP)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--lengths", required=True, help="Length file of one step: .txt, .npy, .npz or .parquet, in tokens.")
+@cluster_option
+@model_option
+@click.option("--policy", type=click.Choice(POLICIES), default="joint", help="How parents and children are chosen.")
+@click.option("--ranks", type=int, default=None, help="Ranks to plan for, at most the cluster's; default: all.")
+@click.option("--cap", type=int, default=None, help="Tokens of one rank in one round; default: the cluster's.")
+@sync_option
+@click.option("--budget", type=int, default=DEFAULT_BUDGET, help="Evaluations of local search; 0 = plain greedy.")
+@click.option("--out", type=click.Path(dir_okay=False), default=None, help="Write the plan as JSON to this file.")
+@json_option
+@handle_errors
+def plan(
+    lengths: str,
+    cluster: str,
+    model: str,
+    policy: str,
+    ranks: int | None,
+    cap: int | None,
+    sync: str | None,
+    budget: int,
+    out: str | None,
+    json_target: str | None,
+) -> None:
+    """Plan one step: which ranks hold and compute each sample, and how far that is from the bound."""
+    overrides: dict[str, Any] = {}
+    if cap is not None:
+        overrides["rank_tokens_max"] = cap
+    if sync is not None:
+        overrides["sync"] = sync
+    machine, network = load_cluster(cluster, overrides), load_model(model)
+    samples = Samples.of_lengths(read_lengths(lengths))
+    topology = topology_of(machine, ranks)
+    started = time.perf_counter()
+    made = make_plan(samples, topology, machine, network, policy, budget=budget)
+    plan_seconds = time.perf_counter() - started
+    figures = evaluate_plan(made, machine, network)
+    if out:
+        write_text(made.to_json() + "\n", out)
+    show(made, figures, machine, json_target, {"plan_seconds": plan_seconds})
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("plan_file", metavar="PLAN.json", type=click.Path(dir_okay=False))
+@cluster_option
+@model_option
+@sync_option
+@json_option
+@handle_errors
+def evaluate(plan_file: str, cluster: str, model: str, sync: str | None, json_target: str | None) -> None:
+    """Cost the plan in PLAN.json; ranks and nodes come from the plan, rates and cap from the cluster."""
+    try:
+        text = Path(plan_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RaypackError(f"cannot read {plan_file}: {error}") from None
+    machine, network = load_cluster(cluster), load_model(model)
+    given = plan_from_json(text)
+    figures = evaluate_plan(given, machine, network, sync)
+    show(given, figures, machine, json_target, {"plan_seconds": None})
+
+
+def topology_of(cluster: ClusterConfig, ranks: int | None) -> Topology:
+    """`ranks` of the cluster, node by node.
+
+    Raises:
+        RaypackError: ranks that the cluster lacks.
+    """
+    there = cluster.nodes * cluster.ranks_per_node
+    wanted = there if ranks is None else ranks
+    if not 1 <= wanted <= there:
+        raise RaypackError(
+            f"ranks = {wanted}: cluster {cluster.name} has {there} ({cluster.nodes} nodes of "
+            f"{cluster.ranks_per_node}); ask for 1..{there} or give another cluster"
+        )
+    return Topology.regular(wanted, cluster.ranks_per_node)
+
+
+def show(
+    made: Plan, figures: Evaluation, cluster: ClusterConfig, json_target: str | None, extra: dict[str, Any]
+) -> None:
+    """The table for people, or the same figures as JSON."""
+    if json_target:
+        write_json({**figures.to_data(), **extra, "cluster": cluster.name, "widths": width_counts(made)}, json_target)
+    if json_target != "-":
+        people_console(json_target).print(figure_table(made, figures, cluster, extra.get("plan_seconds")))
+
+
+def width_counts(made: Plan) -> dict[str, dict[str, int]]:
+    """How many samples have each parent and child width."""
+    counts: dict[str, dict[str, int]] = {"parent": {}, "child": {}}
+    for p in sorted(made.placements, key=lambda p: (p.parent.width, p.child.width)):
+        for name, block in (("parent", p.parent), ("child", p.child)):
+            key = str(block.width)
+            counts[name][key] = counts[name].get(key, 0) + 1
+    return {name: dict(sorted(part.items(), key=lambda item: int(item[0]))) for name, part in counts.items()}
+
+
+def figure_table(made: Plan, figures: Evaluation, cluster: ClusterConfig, plan_seconds: float | None) -> RichTable:
+    table = RichTable(title=f"{figures.policy} on {cluster.name}, {figures.ranks} ranks, sync = {figures.sync}")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    waiting = float(figures.rank_waiting.mean()) / figures.seconds
+    rows = [
+        ("samples, tokens", f"{sum(len(r.placements) for r in made.rounds):,}, {made.tokens:,}"),
+        ("rounds", f"{figures.rounds}"),
+        ("seconds of the step", f"{figures.seconds:.4f}"),
+        ("area bound, plain bound (seconds)", f"{figures.bound_seconds:.4f}, {figures.plain_bound_seconds:.4f}"),
+        ("seconds / area bound", f"{figures.bound_ratio:.4f}"),
+        ("MFU", f"{100 * figures.mfu:.2f} %"),
+        ("mean waiting of a rank", f"{100 * waiting:.2f} %"),
+        ("most tokens of a rank and round", f"{figures.rank_tokens_max:,} of {cluster.rank_tokens_max:,}"),
+    ]
+    for site, scopes in figures.bytes.items():
+        rows.append((f"{site}: intra, inter (GB)", f"{scopes['intra'] / 1e9:.3f}, {scopes['inter'] / 1e9:.3f}"))
+    for name, counts in width_counts(made).items():
+        rows.append((f"samples by {name} width", ", ".join(f"{w}: {n:,}" for w, n in counts.items())))
+    if plan_seconds is not None:
+        rows.append(("plan seconds", f"{plan_seconds:.3f}"))
+    for row in rows:
+        table.add_row(*row)
+    return table

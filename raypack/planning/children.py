@@ -1,0 +1,138 @@
+"""Policy `repack`: keep the packs of `dynamic`, give each sample a node-local child (design section 6).
+
+In a pack all ranks share the full attention of all samples, whatever the children are; the cheap layers only see the
+children. So the child solver balances cheap seconds alone: least-area child widths under a time limit, then list
+scheduling on the node-local blocks inside the pack. A pack that does not gain keeps its children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from raypack.parallel.topology import Block
+from raypack.planning.bounds import least_time
+from raypack.planning.clock import pack_seconds
+from raypack.planning.greedy import cheapest_within, list_schedule
+from raypack.planning.load import load_round
+from raypack.planning.problem import Problem
+from raypack.planning.shapes import Shapes
+from raypack.planning.table import Table
+
+STRETCHES = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4)
+"""Factors on the fluid optimum of the cheap part that child widths are chosen for."""
+
+
+def repack_table(problem: Problem, base: Table) -> Table:
+    """`base` with node-local children wherever a pack gains by them; `base` itself where none does."""
+    best, best_seconds = base, problem.judge(base)
+    for stretch in STRETCHES:
+        for nested in (False, True):
+            table = better_packs(problem, best, with_children(problem, base, stretch, nested))
+            seconds = problem.judge(table)
+            if seconds < best_seconds:
+                best, best_seconds = table, seconds
+    return best
+
+
+def with_children(problem: Problem, base: Table, stretch: float, nested: bool) -> Table:
+    """New children in every pack of two or more ranks. `nested`: also those whose parent is narrower than the pack."""
+    child_first, child_width = base.child_first.copy(), base.child_width.copy()
+    local = problem.shapes.select(problem.shapes.local)
+    for rows, pack in packs(base):
+        if pack.width == 1:
+            continue
+        load = np.zeros(problem.topology.world)
+        groups = np.unique(base.parent_width[rows])[::-1]
+        for width in groups.tolist():
+            for first in np.unique(base.parent_first[rows[base.parent_width[rows] == width]]).tolist():
+                mine = rows[(base.parent_width[rows] == width) & (base.parent_first[rows] == first)]
+                parent = Block(first, width)
+                if width < pack.width and not nested:
+                    _keep(problem, base, mine, load)
+                else:
+                    child_first[mine], child_width[mine] = place_children(problem, local, mine, parent, load, stretch)
+    return replace(base, child_first=child_first, child_width=child_width)
+
+
+def packs(table: Table) -> list[tuple[np.ndarray, Block]]:
+    """Rows and ranks of every pack of every round."""
+    found = []
+    order = np.lexsort((-table.parent_width, table.parent_first, table.round))
+    first, end = table.parent_first[order].tolist(), (table.parent_first + table.parent_width)[order].tolist()
+    rounds = table.round[order].tolist()
+    start = 0
+    for at in range(1, len(order) + 1):
+        if at == len(order) or rounds[at] != rounds[start] or first[at] >= end[start]:
+            found.append((order[start:at], Block(first[start], end[start] - first[start])))
+            start = at
+    return found
+
+
+def place_children(
+    problem: Problem, local: Shapes, rows: np.ndarray, parent: Block, load: np.ndarray, stretch: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Children inside `parent` for its samples, on top of the cheap seconds `load` [world], which is updated.
+
+    Returns:
+        First rank and width of each row's child: int64 [rows] each.
+    """
+    options = local.select((local.parent == parent.width) & (local.child <= parent.width))
+    lengths = problem.lengths[rows]
+    blocks = inner_blocks(problem, parent)
+    options = options.select(np.isin(options.child, list(blocks)))
+    if not len(options):
+        return np.full(len(rows), parent.first), np.full(len(rows), parent.width)
+    cheap = options.cheap_seconds(lengths)
+    cheap = np.where(options.fits(lengths), cheap, np.inf)
+    unfit = ~np.isfinite(cheap).any(axis=1)
+    child_first, child_width = np.full(len(rows), parent.first), np.full(len(rows), parent.width)
+    if unfit.all():
+        return child_first, child_width
+    fit = np.flatnonzero(~unfit)
+    area = np.where(np.isfinite(cheap[fit]), cheap[fit] * options.child, np.inf)
+    time = least_time(cheap[fit], area, np.ones(len(fit)), parent.width)
+    choice = cheapest_within(cheap[fit], area, time * stretch)
+    widths = options.child[choice]
+    child_first[fit] = list_schedule(widths, cheap[fit, choice], blocks, load, {})
+    child_width[fit] = widths
+    return child_first, child_width
+
+
+def inner_blocks(problem: Problem, parent: Block) -> dict[int, list[Block]]:
+    """Node-local blocks inside `parent` by width."""
+    topology = problem.topology
+    found: dict[int, list[Block]] = {}
+    for width in topology.widths:
+        inside = [b for b in topology.blocks_of_width(width) if parent.contains(b) and topology.in_one_node(b)]
+        if inside:
+            found[width] = inside
+    return found
+
+
+def _keep(problem: Problem, base: Table, rows: np.ndarray, load: np.ndarray) -> None:
+    """Count the cheap seconds of rows whose children stay."""
+    for row in rows.tolist():
+        shape = problem.shapes.index(int(base.parent_width[row]), int(base.child_width[row]))
+        one = problem.shapes.select(np.arange(len(problem.shapes)) == shape)
+        first = int(base.child_first[row])
+        load[first : first + int(base.child_width[row])] += one.cheap_seconds(problem.lengths[row : row + 1])[0, 0]
+
+
+def better_packs(problem: Problem, old: Table, new: Table) -> Table:
+    """Pack by pack the children that take less time; both tables have the same rounds and parents."""
+    child_first, child_width = old.child_first.copy(), old.child_width.copy()
+    limit = problem.cap * (1 + 1e-9)
+    for number in range(old.rounds):
+        before, after = old.in_round(number), new.in_round(number)
+        old_load = load_round(before, problem.topology, problem.costs, old.recompute[number])
+        new_load = load_round(after, problem.topology, problem.costs, new.recompute[number])
+        was, now = pack_seconds(old_load, problem.costs), pack_seconds(new_load, problem.costs)
+        for at in np.flatnonzero(now.seconds < was.seconds).tolist():
+            ranks = slice(int(now.first[at]), int(now.end[at]))
+            if max(new_load.tokens[ranks].max(), new_load.sparse_held[ranks].max()) > limit:
+                continue
+            rows = after.row[(after.parent_first >= now.first[at]) & (after.parent_first < now.end[at])]
+            child_first[rows], child_width[rows] = new.child_first[rows], new.child_width[rows]
+    return replace(old, child_first=child_first, child_width=child_width)

@@ -1,0 +1,124 @@
+"""When every rank is done with every round: the three meanings of `sync` (design section 6).
+
+- `step`: ranks meet only at the exchanges of full layers, inside their pack. A pack takes the largest full part plus
+  the largest cheap part over its ranks, plus its exchanges; it starts when the last of its ranks has left the round
+  before.
+- `layer`: parameters are gathered layer by layer over the world, so no rank enters a layer before every rank has
+  entered the one `prefetch_layers` before it (0: has left the last one).
+- `node`: ranks of a node enter every layer together (expert parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raypack.parallel.topology import Topology
+from raypack.planning.cost import Costs
+from raypack.planning.grid import grid, interval_max
+from raypack.planning.load import RoundLoad
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds of a step. `busy` [world]: a rank's own work, exchanges and round costs; the rest it waits."""
+
+    seconds: float
+    busy: np.ndarray
+
+
+@dataclass(frozen=True)
+class PackSeconds:
+    """A round's packs in rank order. Arrays [packs]: rank interval; full, cheap and exchange seconds of the round."""
+
+    first: np.ndarray
+    end: np.ndarray
+    full: np.ndarray
+    cheap: np.ndarray
+    exchange: np.ndarray
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return self.full + self.cheap + self.exchange
+
+
+def cheap_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
+    """Everything of a round but full attention and its exchanges, on every rank."""
+    sparse = load.window + load.sparse_exchange + load.sparse_latency
+    return costs.sparse_layers * sparse + len(costs.model.kinds) * load.linear
+
+
+def pack_seconds(load: RoundLoad, costs: Costs) -> PackSeconds:
+    """`round_seconds` counts as exchange: every rank of a pack spends it."""
+    first, end = load.pack_first, load.pack_end
+    exchange = interval_max(load.full_exchange, first, end) + interval_max(load.full_latency, first, end)
+    return PackSeconds(
+        first,
+        end,
+        full=costs.full_layers * interval_max(load.full, first, end),
+        cheap=interval_max(cheap_seconds(load, costs), first, end),
+        exchange=costs.full_layers * exchange + costs.cluster.round_seconds,
+    )
+
+
+def run_clock(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> Clock:
+    """The longest path through the rounds of a step."""
+    busy = np.zeros(topology.world)
+    for load in loads:
+        busy += _own_seconds(load, costs)
+    if sync == "step":
+        return Clock(_step_seconds(loads, topology, costs), busy)
+    return Clock(_layer_seconds(loads, topology, costs, sync), busy)
+
+
+def _own_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
+    full = load.full + load.full_exchange + load.full_latency
+    busy = costs.full_layers * full + cheap_seconds(load, costs)
+    for a, b in zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True):
+        busy[a:b] += costs.cluster.round_seconds
+    return busy
+
+
+def _step_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs) -> float:
+    clock = np.zeros(topology.world)
+    for load in loads:
+        packs = pack_seconds(load, costs)
+        end = interval_max(clock, packs.first, packs.end) + packs.seconds
+        for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
+            clock[a:b] = t
+    return float(clock.max())
+
+
+def _layer_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> float:
+    """Walk through the layers once; a layer's seconds hold all its passes."""
+    where = grid(topology)
+    slack = costs.cluster.prefetch_layers if sync == "layer" else 0
+    clock = np.zeros(topology.world)
+    entered: list[float] = []
+    for load in loads:
+        packs = list(zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True))
+        if not packs:
+            continue
+        at_pack = np.zeros(topology.world)
+        for a, b in packs:
+            exchange = (load.full_exchange[a:b] + load.full_latency[a:b]).max()
+            at_pack[a:b] = load.full[a:b].max() + exchange
+            clock[a:b] += costs.cluster.round_seconds
+        sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
+        for kind in costs.model.kinds:
+            if sync == "node":
+                clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
+            elif slack == 0:
+                clock = np.full_like(clock, clock.max())
+            elif len(entered) >= slack:
+                clock = np.maximum(clock, entered[-slack])
+            entered.append(float(clock.max()))
+            if kind == "F":
+                clock = clock + load.linear
+                for a, b in packs:
+                    clock[a:b] = clock[a:b].max() + at_pack[a:b]
+            else:
+                clock = clock + sparse
+    return float(clock.max())

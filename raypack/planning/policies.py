@@ -1,0 +1,81 @@
+"""`make_plan`: the five policies, each at least as good as the ones before it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raypack.config import ClusterConfig, ModelConfig
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.children import repack_table
+from raypack.planning.cost import ITEMSIZE, Costs
+from raypack.planning.joint import joint_table
+from raypack.planning.parents import repack_parents_table
+from raypack.planning.plan import POLICIES, RECOMPUTES, Plan
+from raypack.planning.problem import Problem
+from raypack.planning.table import Samples, Table
+from raypack.planning.uniform import dynamic_table, static_table
+
+DEFAULT_BUDGET = 200
+"""Evaluations of local search where nothing else is said (`plan.budget` of a run)."""
+
+
+def make_plan(
+    samples: Samples,
+    topology: Topology,
+    cluster: ClusterConfig,
+    model: ModelConfig,
+    policy: str,
+    *,
+    step: int = 0,
+    budget: int = DEFAULT_BUDGET,
+    longest: int = 0,
+    recompute: str = "none",
+    itemsize: int = ITEMSIZE,
+) -> Plan:
+    """Plan one step. Pure: the same plan for the same samples in any order, on any machine.
+
+    Args:
+        samples: documents of the step (`Samples`: ids, lengths, labels).
+        topology: ranks and nodes to plan for; rates, cap and sync come from `cluster`.
+        policy: static, dynamic, repack, repack+parents or joint.
+        budget: evaluations of local search; 0 = plain greedy.
+        longest: longest sample that the run allows, tokens: fixes the width of `static`; 0 = longest of the step.
+        recompute: of every round.
+        itemsize: bytes of one exchanged number.
+
+    Raises:
+        RaypackError: an unknown policy or recompute, a negative budget, a sample that fits nowhere.
+    """
+    if policy not in POLICIES:
+        raise RaypackError(f"policy = {policy!r}: one of {', '.join(POLICIES)}")
+    if recompute not in RECOMPUTES:
+        raise RaypackError(f"recompute = {recompute!r}: one of {', '.join(RECOMPUTES)}")
+    if budget < 0:
+        raise RaypackError(f"budget = {budget}: must be 0 (plain greedy) or more evaluations")
+    costs = Costs(model, cluster, itemsize)
+    problem = Problem(samples.canonical(), topology, costs, cluster.sync, longest, recompute, budget)
+    problem.check_fits()
+    return best_table(problem, policy).to_plan(topology, policy, step)
+
+
+def best_table(problem: Problem, policy: str) -> Table:
+    """The plan of a policy as a table; each policy starts from, and may return, the one before it."""
+    static = static_table(problem)
+    if policy == "static":
+        return static
+    dynamic = _better(problem, dynamic_table(problem), static)
+    if policy == "dynamic":
+        return dynamic
+    repacked = repack_table(problem, dynamic)
+    if policy == "repack":
+        return repacked
+    parents = repack_parents_table(problem, dynamic, repacked)
+    if policy == "repack+parents":
+        return parents
+    return joint_table(problem, [dynamic, repacked, parents])
+
+
+def _better(problem: Problem, first: Table, second: Table) -> Table:
+    values = np.array([problem.judge(first), problem.judge(second)])
+    return (first, second)[int(values.argmin())]

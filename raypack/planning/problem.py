@@ -1,0 +1,98 @@
+"""One planning problem: the samples, the ranks, the costs, and how a candidate is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.bounds import Bounds, bounds
+from raypack.planning.clock import run_clock
+from raypack.planning.cost import Costs
+from raypack.planning.evaluate import load_rounds
+from raypack.planning.plan import ATTENTIONS
+from raypack.planning.shapes import Shapes, shapes
+from raypack.planning.table import Samples, Table
+
+ULYSSES = ATTENTIONS.index("ulysses")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What every policy gets. `samples` are in canonical order (longest first).
+
+    Attributes:
+        longest: the longest sample the run allows, tokens: fixes the width of `static`.
+        recompute: of every round.
+        budget: evaluations of local search; 0 = plain greedy.
+    """
+
+    samples: Samples
+    topology: Topology
+    costs: Costs
+    sync: str
+    longest: int
+    recompute: str
+    budget: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.samples.lengths
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """All parent and child widths."""
+        return shapes(self.topology, self.costs, self.recompute)
+
+    @cached_property
+    def equal_shapes(self) -> Shapes:
+        """Parent = child, widths ascending."""
+        return self.shapes.select(self.shapes.parent == self.shapes.child)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        return bounds(self.shapes, self.lengths, self.topology.world)
+
+    @property
+    def cap(self) -> int:
+        return self.costs.cluster.rank_tokens_max
+
+    def table(
+        self,
+        round_: np.ndarray,
+        parent_first: np.ndarray,
+        parent_width: np.ndarray,
+        child_first: np.ndarray,
+        child_width: np.ndarray,
+    ) -> Table:
+        """A candidate from one entry per sample; empty rounds are dropped."""
+        rounds = int(round_.max()) + 1
+        attention = np.full(len(round_), ULYSSES, dtype=np.int64)
+        columns = (round_, parent_first, parent_width, child_first, child_width)
+        whole = Table(self.samples, *columns, attention, (self.recompute,) * rounds)
+        return whole.without_empty_rounds()
+
+    def judge(self, table: Table) -> float:
+        """Seconds of a candidate; infinite where it exceeds a memory limit."""
+        loads = load_rounds(table, self.topology, self.costs)
+        limit = self.cap * (1 + 1e-9)
+        for load in loads:
+            if max(load.tokens.max(), load.full_held.max(), load.sparse_held.max()) > limit:
+                return float("inf")
+        return run_clock(loads, self.topology, self.costs, self.sync).seconds
+
+    def check_fits(self) -> None:
+        """Raises RaypackError for a sample that fits nowhere: names it, the cap, and what would do."""
+        longest = self.lengths[:1]
+        need = self.shapes.need(longest)[0]
+        if need.min() <= self.cap:
+            return
+        width = -(-int(longest[0]) // self.cap)
+        raise RaypackError(
+            f"sample {self.samples.ids[0]}: length = {longest[0]} fits no block of {self.topology.world} ranks at the "
+            f"cap of {self.cap} tokens a rank (rank_tokens_max); a cap of {int(np.ceil(need.min()))} would do, or "
+            f"blocks of at least {width} ranks, or a shorter sample (data.max_sample_tokens)"
+        )

@@ -1,0 +1,57 @@
+"""Random small planning problems, shared by the planner's tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from raypack.config import ClusterConfig, ModelConfig
+from raypack.parallel.topology import Block, Topology
+from raypack.planning.plan import Placement, Plan, Round
+
+NODES = [(1,), (2,), (3,), (4,), (2, 2), (4, 3), (2, 2, 1), (3, 3), (7,), (8,), (4, 4), (5, 4), (1,) * 9]
+
+CLUSTER = ClusterConfig(
+    name="test",
+    peak_flops=1e12,
+    matmul_share=0.5,
+    attention_share=0.25,
+    intra_rate=4e9,
+    inter_rate=5e8,
+    intra_latency=1e-6,
+    inter_latency=3e-6,
+    launch_seconds=1e-6,
+    round_seconds=1e-5,
+    rank_tokens_max=4096,
+)
+MODEL = ModelConfig(name="test", layers=4, width=64, heads=7, kv_heads=7, head_dim=16, window=32, ffn_width=128)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelConfig:
+    kv_heads = draw(st.integers(1, 4))
+    heads = kv_heads * draw(st.integers(1, 3))
+    pattern = draw(st.sampled_from(["FSSS", "FS", "F", "S"]))
+    return MODEL.model_copy(update={"heads": heads, "kv_heads": kv_heads, "pattern": pattern})
+
+
+@st.composite
+def plans(draw: st.DrawFn, most: int = 12, longest: int = 600) -> Plan:
+    """Any legal plan: every combination of nested blocks, several rounds, empty ranks."""
+    topology = Topology(draw(st.sampled_from(NODES)))
+    rounds: list[list[Placement]] = [[] for _ in range(draw(st.integers(1, 3)))]
+    for sample in range(draw(st.integers(1, most))):
+        parent = draw(st.sampled_from(topology.blocks))
+        child = draw(st.sampled_from([b for b in topology.blocks if parent.contains(b)]))
+        length = draw(st.integers(1, longest))
+        attention = draw(st.sampled_from(["ulysses", "kv_gather"])) if parent == child else "ulysses"
+        placement = Placement(sample, length, Block(*parent), Block(*child), length - 1, attention)
+        rounds[draw(st.integers(0, len(rounds) - 1))].append(placement)
+    how = draw(st.sampled_from(["none", "selective", "full"]))
+    return Plan(topology.nodes, tuple(Round(tuple(r), how) for r in rounds))
+
+
+def lengths(seed: int, count: int, longest: int = 3000) -> np.ndarray:
+    """Log-normal lengths, clipped."""
+    drawn = np.random.default_rng(seed).lognormal(5.5, 1.3, count)
+    return np.clip(drawn, 1, longest).astype(np.int64)

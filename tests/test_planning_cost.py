@@ -1,0 +1,192 @@
+"""FLOPs, bytes and memory of a round: brute force against the planner's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypack.config import ModelConfig, load_cluster, load_model
+from raypack.errors import RaypackError
+from raypack.parallel.layout import Layout, head_share
+from raypack.parallel.topology import Block
+from raypack.planning.clock import pack_seconds, run_clock
+from raypack.planning.cost import PASSES, Costs
+from raypack.planning.evaluate import load_rounds
+from raypack.planning.flops import causal_pairs, model_flops, train_flops, window_pairs
+from raypack.planning.plan import Placement, Plan, Round
+from raypack.planning.table import table_of
+from tests.planning_cases import CLUSTER, MODEL, models, plans
+
+
+@given(st.integers(1, 90), st.integers(1, 40), st.integers(0, 6))
+def test_pairs_are_those_of_the_mask(n: int, window: int, sinks: int) -> None:
+    query, key = np.arange(n)[:, None], np.arange(n)[None, :]
+    seen = (key <= query) & ((query - key < window) | (key < sinks))
+    assert window_pairs([n], window, sinks)[0] == seen.sum()
+    assert causal_pairs([n])[0] == (key <= query).sum()
+
+
+def test_one_long_and_ten_short_samples_have_equal_tokens_but_not_equal_pairs() -> None:
+    assert causal_pairs([1000]).sum() == 500_500
+    assert causal_pairs([100] * 10).sum() == 50_500
+
+
+def test_flops_of_the_30b_preset_are_six_times_its_active_parameters() -> None:
+    model = load_model("1f3s-30b-a3b")
+    parts = train_flops(model, [1000])
+    attention = 48 * (2048 * 128 * (32 + 4 + 4) + 32 * 128 * 2048)
+    experts = 48 * (8 * 3 * 2048 * 768 + 2048 * 128)
+    assert parts["projections"][0] == 6000 * 48 * (2 * 2048 * 128 * 36)
+    assert parts["projections"][0] + parts["feed_forward"][0] == 6000 * (attention + experts)
+    assert parts["head"][0] == 6000 * 2048 * 151_936
+    assert parts["full"][0] == 3 * 12 * 4 * 32 * 128 * 500_500
+    assert model_flops(model, [1000]) == pytest.approx(sum(part[0] for part in parts.values()))
+
+
+def brute_bytes(plan: Plan, model: ModelConfig, itemsize: int) -> dict[tuple[str, str], int]:
+    """Token by token and head by head, from the layouts that the job itself uses."""
+    topology, total = plan.topology, {}
+    kinds = {"full": model.kinds.count("F"), "sparse": model.kinds.count("S")}
+    for each in plan.rounds:
+        layout = Layout(each, topology)
+        for kind, layers in kinds.items():
+            times = layers * PASSES[each.recompute].exchange * model.head_dim * itemsize
+            for rank in range(topology.world):
+                segments = layout.segments(rank)
+                for index, tokens in zip(segments.placement.tolist(), segments.lengths.tolist(), strict=True):
+                    placement = each.placements[index]
+                    block = placement.parent if kind == "full" else placement.child
+                    gathers = kind == "full" and placement.attention == "kv_gather"
+                    share = head_share(model.heads, model.kv_heads, block.width)
+                    for other in range(block.first, block.end):
+                        if other == rank:
+                            continue
+                        lo, hi, kv_lo, kv_hi = share[other - block.first]
+                        scope = "intra" if topology.node_of[other] == topology.node_of[rank] else "inter"
+                        back = "inter" if scope == "inter" else "intra"
+                        if gathers:
+                            sites = {"kv_gather": 2 * model.kv_heads}
+                        else:
+                            sites = {f"{kind}_in": hi - lo + 2 * (kv_hi - kv_lo), f"{kind}_out": hi - lo}
+                        for site, heads in sites.items():
+                            key = (site, back if site.endswith("out") else scope)
+                            total[key] = total.get(key, 0) + tokens * heads * times
+    return {key: value for key, value in total.items() if value}
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans(), models(), st.sampled_from([2, 4]))
+def test_bytes_are_those_of_the_layouts(plan: Plan, model: ModelConfig, itemsize: int) -> None:
+    loads = load_rounds(table_of(plan), plan.topology, Costs(model, CLUSTER, itemsize))
+    found: dict[tuple[str, str], int] = {}
+    for load in loads:
+        for site, scopes in load.sent.items():
+            for scope, values in zip(("intra", "inter"), scopes, strict=True):
+                found[site, scope] = found.get((site, scope), 0) + int(values.sum())
+    assert {key: value for key, value in found.items() if value} == brute_bytes(plan, model, itemsize)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_tokens_of_every_rank_are_those_of_the_layout(plan: Plan) -> None:
+    loads = load_rounds(table_of(plan), plan.topology, Costs(MODEL, CLUSTER))
+    for each, load in zip(plan.rounds, loads, strict=True):
+        assert load.tokens.tolist() == Layout(each, plan.topology).row_counts.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), models())
+def test_no_work_is_lost_or_made_up(plan: Plan, model: ModelConfig) -> None:
+    costs = Costs(model, CLUSTER.model_copy(update={"launch_seconds": 0.0}))
+    loads = load_rounds(table_of(plan), plan.topology, costs)
+    for each, load in zip(plan.rounds, loads, strict=True):
+        n = np.array([p.length for p in each.placements], dtype=np.int64)
+        pairs = costs.attention_seconds(each.recompute)
+        assert load.full.sum() == pytest.approx(costs.pairs(n).sum() * pairs)
+        assert load.window.sum() == pytest.approx(costs.window_pairs(n).sum() * pairs)
+        assert load.linear.sum() == pytest.approx(n.sum() * costs.layer_seconds(each.recompute))
+
+
+def test_a_full_layer_sends_only_through_the_childs_links() -> None:
+    """A wide parent over a narrow child gains no bandwidth: the child's rank sends everything."""
+    costs = Costs(MODEL.model_copy(update={"heads": 8, "kv_heads": 8, "pattern": "F"}), CLUSTER)
+    plan = Plan((4, 4), (Round((Placement(0, 800, Block(0, 8), Block(0, 1), 799),)),))
+    load = load_rounds(table_of(plan), plan.topology, costs)[0]
+    sender = 2 * 800 * 4 * costs.head_bytes * (3 + 1) / CLUSTER.inter_rate
+    assert load.full_exchange[0] == pytest.approx(sender)
+    assert load.full_exchange[4] == pytest.approx(sender / 4)
+
+
+def test_seconds_of_a_pack_are_its_largest_full_part_plus_its_largest_cheap_part() -> None:
+    costs = Costs(MODEL.model_copy(update={"heads": 8, "kv_heads": 8}), CLUSTER)
+    placements = (
+        Placement(0, 1000, Block(0, 4), Block(0, 2), 999),
+        Placement(1, 300, Block(3, 1), Block(3, 1), 299),
+    )
+    plan = Plan((4,), (Round(placements),))
+    loads = load_rounds(table_of(plan), plan.topology, costs)
+    packs = pack_seconds(loads[0], costs)
+    pair = costs.attention_seconds("none")
+    long_full = causal_pairs([1000])[0] * pair / 4
+    full = long_full + causal_pairs([300])[0] * pair + 2 * 2 * CLUSTER.launch_seconds
+    linear = 4 * costs.layer_seconds("none")
+    window = 3 * (window_pairs([1000], 32)[0] * pair / 2 + 2 * CLUSTER.launch_seconds)
+    sent = 3 * 2 * 500 * (12 + 4) * costs.head_bytes / CLUSTER.intra_rate
+    cheap = 500 * linear + window + sent + 3 * 4 * CLUSTER.intra_latency
+    assert packs.full[0] == pytest.approx(full)
+    assert packs.cheap[0] == pytest.approx(cheap)
+    seconds = run_clock(loads, plan.topology, costs, "step").seconds
+    assert seconds == pytest.approx(full + cheap + packs.exchange[0])
+
+
+def test_a_pack_starts_when_the_last_of_its_ranks_has_left_the_round_before() -> None:
+    costs = Costs(MODEL, CLUSTER)
+    first = Round((Placement(0, 900, Block(0, 1), Block(0, 1), 0), Placement(1, 100, Block(1, 1), Block(1, 1), 0)))
+    second = Round((Placement(2, 400, Block(1, 1), Block(1, 1), 0),))
+    third = Round((Placement(3, 200, Block(0, 2), Block(0, 2), 0),))
+    plan = Plan((2,), (first, second, third))
+    loads = load_rounds(table_of(plan), plan.topology, costs)
+    a, b, c = (pack_seconds(load, costs).seconds for load in loads)
+    assert run_clock(loads, plan.topology, costs, "step").seconds == pytest.approx(max(a[0], a[1] + b[0]) + c[0])
+
+
+def test_in_lockstep_every_layer_waits_for_the_slowest_rank_and_prefetch_gives_slack() -> None:
+    lock = CLUSTER.model_copy(update={"prefetch_layers": 0, "launch_seconds": 0.0, "round_seconds": 0.0})
+    # Rank 0 has long attention, rank 1 many tokens: their layers peak at different times.
+    tokens = tuple(Placement(1 + i, 40, Block(1, 1), Block(1, 1), 0) for i in range(100))
+    plan = Plan((2,), (Round((Placement(0, 1500, Block(0, 1), Block(0, 1), 0), *tokens)),))
+    costs = Costs(MODEL, lock)
+    load = load_rounds(table_of(plan), plan.topology, costs)[0]
+    f, s = load.linear + load.full, load.linear + load.window
+    lockstep = run_clock([load], plan.topology, costs, "layer").seconds
+    assert lockstep == pytest.approx(f.max() + 3 * s.max())
+    assert run_clock([load], plan.topology, costs, "node").seconds == pytest.approx(lockstep)
+    free = run_clock([load], plan.topology, costs, "step").seconds
+    slack = Costs(MODEL, lock.model_copy(update={"prefetch_layers": 2}))
+    between = run_clock([load], plan.topology, slack, "layer").seconds
+    assert free * (1 - 1e-9) <= between < lockstep
+
+
+def test_lasp2h_gather_gives_the_last_rank_most_of_the_pairs() -> None:
+    costs = Costs(MODEL, CLUSTER)
+    plan = Plan((4,), (Round((Placement(0, 400, Block(0, 4), Block(0, 4), 0, "kv_gather"),)),))
+    load = load_rounds(table_of(plan), plan.topology, costs)[0]
+    whole = causal_pairs([400])[0] * costs.attention_seconds("none")
+    assert load.full[3] - load.full[0] == pytest.approx(whole * (7 - 1) / 16)
+
+
+def test_an_attention_without_a_cost_is_refused() -> None:
+    plan = Plan((2,), (Round((Placement(0, 8, Block(0, 2), Block(0, 2), 0, "hsap"),)),))
+    with pytest.raises(RaypackError, match="hsap"):
+        load_rounds(table_of(plan), plan.topology, Costs(MODEL, CLUSTER))
+
+
+def test_the_pinned_cluster_keeps_its_figures() -> None:
+    cluster = load_cluster("h100-8x8")
+    assert (cluster.nodes, cluster.ranks_per_node, cluster.peak_flops) == (8, 8, 989e12)
+    assert (cluster.matmul_share, cluster.attention_share) == (0.55, 0.55)
+    assert (cluster.intra_rate, cluster.inter_rate) == (280e9, 40e9)
+    assert (cluster.intra_latency, cluster.inter_latency, cluster.launch_seconds) == (20e-6, 40e-6, 5e-6)
+    assert (cluster.rank_tokens_max, cluster.round_seconds, cluster.sync) == (32_768, 0.0, "step")
