@@ -16,6 +16,8 @@ import torch.distributed as dist
 from raypack.errors import RaypackError
 
 _SIZE = 33
+# torch 2.13 renamed it; the old name warns there
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def digest_of(*parts: Any) -> bytes:
@@ -45,7 +47,7 @@ def agree(group: dist.ProcessGroup | None, digest: bytes, described: str, troubl
         return
     mine = torch.tensor([*digest, trouble is not None], dtype=torch.uint8)
     every = torch.empty(dist.get_world_size(group) * _SIZE, dtype=torch.uint8)
-    dist.all_gather_into_tensor(every, mine, group=group)
+    _all_gather(every, mine, group=group)
     table = every.view(-1, _SIZE)
     if not table[:, -1].any() and (table == table[0]).all():
         return

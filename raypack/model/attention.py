@@ -1,0 +1,55 @@
+"""Full (F) and sliding-window (S) attention over the head layout of a round."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from raypack.config import ModelConfig
+from raypack.model.frame import Frame
+from raypack.model.kernels import attention
+from raypack.model.norm import normalize_heads
+from raypack.model.rope import rotate
+from raypack.parallel.wire import Wire, to_heads, to_tokens
+
+
+class Attention(nn.Module):
+    """Q, K and V of this rank's tokens -> exchange -> attention by heads -> exchange -> output projection.
+
+    Args:
+        config: the model.
+        kind: F (the samples' parents, no window) or S (their children, sliding window and sinks).
+    """
+
+    def __init__(self, config: ModelConfig, kind: str) -> None:
+        super().__init__()
+        self.config, self.kind = config, kind
+        self.site = {"F": "full", "S": "sparse"}[kind]
+        h, k, d = config.heads, config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.width, (h + 2 * k) * d, bias=False)
+        self.out = nn.Linear(h * d, config.width, bias=False)
+        self.q_norm = nn.Parameter(torch.ones(d)) if config.qk_norm else None
+        self.k_norm = nn.Parameter(torch.ones(d)) if config.qk_norm else None
+
+    def forward(self, x: torch.Tensor, frame: Frame, wire: Wire) -> torch.Tensor:
+        """[rows, width] -> [rows, width]."""
+        c = self.config
+        qkv = self.qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        if self.q_norm is not None:
+            qkv = normalize_heads(qkv, c.heads, c.kv_heads, self.q_norm, self.k_norm, c.norm_eps)
+        qkv = rotate(qkv, frame.rope(c, x.device, qkv.dtype), c.heads + c.kv_heads)
+        attend = frame.full if self.kind == "F" else frame.sparse
+        calls = to_heads(qkv, attend.into, wire, f"{self.site}_in")
+        if not calls:  # a rank that holds nothing and meets nobody: its parameters still take part
+            return self.out(qkv[:, : c.heads].flatten(1))
+        outputs = []
+        for call, description, packing, kv_of_q in zip(
+            calls, attend.into.calls, attend.packings, attend.kv_of_q, strict=True
+        ):
+            q0, q1, k0, k1 = description.heads
+            q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], dim=1)
+            window = c.window if self.kind == "S" else None
+            sinks = c.sinks if self.kind == "S" else 0
+            outputs.append(attention(q, k, v, packing, window=window, sinks=sinks, kv_of_q=kv_of_q))
+        tokens = to_tokens(outputs, attend.out, wire, f"{self.site}_out")
+        return self.out(tokens.flatten(1))

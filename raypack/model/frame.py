@@ -1,0 +1,95 @@
+"""Everything a rank's layers need to know of one round, decided on the host before it runs.
+
+A `Frame` is made from a layout alone: positions, attention calls and exchanges. Layers read it; they never compute
+ranks, offsets or document borders themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from raypack.config import ModelConfig
+from raypack.model.packing import Packing
+from raypack.model.rope import RopeTable, rope_table
+from raypack.parallel.exchange import Exchange, Heads, build_exchange
+from raypack.parallel.layout import Layout, Segments
+from raypack.parallel.topology import Topology
+from raypack.planning.plan import Round
+
+
+@dataclass(frozen=True)
+class Attend:
+    """One layer kind's two exchanges and what its attention calls look like.
+
+    Attributes:
+        into: tokens -> heads, Q, K and V in one call.
+        out: heads -> tokens (run in the `to_tokens` direction), query heads only.
+        packings: documents of each call.
+        kv_of_q: local KV head of each local query head, for each call.
+    """
+
+    into: Exchange
+    out: Exchange
+    packings: tuple[Packing, ...]
+    kv_of_q: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One round on one rank.
+
+    Attributes:
+        rows: tokens this rank holds.
+        segments: which tokens they are; `samples` and `lengths` name the documents by `segments.placement`.
+        full, sparse: attention of F and of S layers.
+        recompute: none, selective or full; equal on all ranks.
+    """
+
+    rows: int
+    segments: Segments
+    samples: np.ndarray
+    lengths: np.ndarray
+    full: Attend
+    sparse: Attend
+    recompute: str
+    _tables: dict[tuple[torch.device, torch.dtype], RopeTable] = field(default_factory=dict, repr=False, compare=False)
+
+    def rope(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> RopeTable:
+        """Rotation angles of this rank's rows, from their positions in their documents; made once a round."""
+        key = (device, dtype)
+        if key not in self._tables:
+            positions = torch.from_numpy(self.segments.positions).to(device, non_blocking=True)
+            self._tables[key] = rope_table(positions, config.head_dim, config.rope_base, dtype)
+        return self._tables[key]
+
+
+def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig) -> Frame:
+    """The frame of `rank`: a pure function of the round."""
+    layout = Layout(round_, topology, rank)
+    full = _attend(layout, rank, model, full=True)
+    # One set of exchanges where every sample's parent is its child: a plan without repacking pays nothing for it.
+    sparse = full if all(run.parent == run.child for run in layout.runs) else _attend(layout, rank, model, full=False)
+    return Frame(
+        rows=layout.rows(rank),
+        segments=layout.segments(rank),
+        samples=layout.columns["sample"],
+        lengths=layout.columns["length"],
+        full=full,
+        sparse=sparse,
+        recompute=round_.recompute,
+    )
+
+
+def _attend(layout: Layout, rank: int, model: ModelConfig, *, full: bool) -> Attend:
+    into = build_exchange(layout, rank, Heads(model.heads, model.kv_heads), full=full)
+    out = build_exchange(layout, rank, Heads(model.heads, model.kv_heads, kv_travels=False), full=full)
+    per_kv = model.heads // model.kv_heads
+    return Attend(
+        into=into,
+        out=out,
+        packings=tuple(Packing(call.lengths) for call in into.calls),
+        kv_of_q=tuple(call.kv_of_q(per_kv) for call in into.calls),
+    )

@@ -1,0 +1,185 @@
+"""The planner actor: plans each step ahead of the workers and hands out references (design section 6).
+
+`StepPlanner` is plain and decides; `PlannerActor` is the thin Ray actor around it. It keeps no state that matters: a
+request brings the stream state before the step, so a restarted actor, or another one, gives the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from raypack.config import ClusterConfig, Config, load_cluster
+from raypack.data.corpus import Corpus
+from raypack.data.splits import holdout_samples, training_stream
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.evaluate import Evaluation, evaluate
+from raypack.planning.plan import Plan, StreamState
+from raypack.planning.policies import make_plan
+from raypack.planning.table import Samples
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A plan and what the planner says of it; crosses processes once a node.
+
+    `bytes_static` and `bytes_dynamic` are what the plans of those policies would send for the same samples. `late` is
+    the time a worker had already waited when the plan was ready.
+    """
+
+    plan: Plan
+    plan_seconds: float
+    seconds: float
+    bound_ratio: float
+    model_flops: float
+    bytes_static: dict[str, dict[str, int]]
+    bytes_dynamic: dict[str, dict[str, int]]
+    parent_widths: Mapping[int, int] = field(default_factory=dict)
+    child_widths: Mapping[int, int] = field(default_factory=dict)
+
+
+def plan_cluster(config: Config) -> ClusterConfig:
+    """The cluster the cost model uses in a run: preset or file, with the run file's overrides."""
+    overrides: dict[str, Any] = {}
+    if config.plan.sync:
+        overrides["sync"] = config.plan.sync
+    if config.plan.rank_tokens_max:
+        overrides["rank_tokens_max"] = config.plan.rank_tokens_max
+    return load_cluster(config.plan.cluster, overrides)
+
+
+class StepPlanner:
+    """Plans steps of a run. Pure but for the time it takes.
+
+    Args:
+        config: the run.
+        corpus: its documents; only lengths and label counts are read.
+    """
+
+    def __init__(self, config: Config, corpus: Corpus) -> None:
+        self.config = config
+        self.cluster = plan_cluster(config)
+        self.stream = training_stream(corpus, config.data)
+        self.held_out = holdout_samples(corpus, config.data)
+        self.itemsize = ITEM_BYTES[config.train.dtype]
+
+    def plan(self, topology: Topology, step: int, before: StreamState) -> PlannedStep:
+        """The plan of `step`, whose samples follow from `before`.
+
+        Raises:
+            RaypackError: a stream state of another corpus, or a sample that fits nowhere.
+        """
+        taken = self.stream.step(before)
+        started = time.perf_counter()
+        plan = self._make(taken.samples, topology, self.config.plan.policy).at(step, taken.before, taken.after)
+        plan_seconds = time.perf_counter() - started
+        figures = self._evaluate(plan)
+        others = {"static": figures, "dynamic": figures}
+        for policy in set(others) - {plan.policy}:
+            others[policy] = self._evaluate(self._make(taken.samples, topology, policy))
+        return PlannedStep(
+            plan=plan,
+            plan_seconds=plan_seconds,
+            seconds=figures.seconds,
+            bound_ratio=figures.bound_ratio,
+            model_flops=figures.model_flops,
+            bytes_static=others["static"].bytes,
+            bytes_dynamic=others["dynamic"].bytes,
+            parent_widths=dict(sorted(Counter(p.parent.width for p in plan.placements).items())),
+            child_widths=dict(sorted(Counter(p.child.width for p in plan.placements).items())),
+        )
+
+    def held_out_plan(self, topology: Topology) -> Plan | None:
+        """One plan for the held-out samples; None where there are none."""
+        return self._make(self.held_out, topology, self.config.plan.policy) if self.held_out is not None else None
+
+    def _make(self, samples: Samples, topology: Topology, policy: str) -> Plan:
+        return make_plan(
+            samples,
+            topology,
+            self.cluster,
+            self.config.model,
+            policy,
+            budget=self.config.plan.budget,
+            longest=self.config.data.max_sample_tokens,
+            recompute=self.config.train.recompute,
+            itemsize=self.itemsize,
+        )
+
+    def _evaluate(self, plan: Plan) -> Evaluation:
+        return evaluate(plan, self.cluster, self.config.model, itemsize=self.itemsize)
+
+
+class PlannerActor:
+    """Answers `plan` requests of all ranks; plans `look_ahead` steps beyond the newest request meanwhile.
+
+    Requests are keyed by (attempt, nodes, step); a new attempt discards what was planned for the old one.
+    """
+
+    def __init__(self, settings: dict[str, Any], corpus: str) -> None:
+        self._config = Config.model_validate(settings)
+        self._planner = StepPlanner(self._config, Corpus.open(corpus))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._attempt = -1
+        self._tasks: dict[tuple[tuple[int, ...], int, StreamState], asyncio.Task[Any]] = {}
+
+    async def ready(self) -> bool:
+        return True
+
+    async def plan(self, attempt: int, nodes: tuple[int, ...], step: int, before: StreamState) -> list[Any]:
+        """[reference to the PlannedStep], so that a node pulls it once; raises RaypackError as `StepPlanner.plan`."""
+        if attempt < self._attempt:
+            raise RaypackError(f"attempt {attempt} asked for step {step} after attempt {self._attempt} had begun")
+        if attempt > self._attempt:
+            self._attempt = attempt
+            for task in self._tasks.values():
+                task.cancel()
+            self._tasks.clear()
+        nodes, before = tuple(nodes), StreamState(*before)
+        reference, _ = await self._task(nodes, step, before, self._config.plan.look_ahead)
+        for key in [k for k in self._tasks if k[1] < step - 1]:
+            del self._tasks[key]
+        return [reference]
+
+    async def held_out(self, nodes: tuple[int, ...]) -> list[Any]:
+        """[reference to the plan of the held-out samples, or to None]."""
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._thread, self._planner.held_out_plan, Topology(tuple(nodes)))
+        return [ray.put(made)]
+
+    def _task(self, nodes: tuple[int, ...], step: int, before: StreamState, ahead: int) -> asyncio.Task[Any]:
+        key = (nodes, step, before)
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.get_running_loop().create_task(self._make(nodes, step, before, ahead))
+        elif ahead > 0 and self._tasks[key].done() and not self._tasks[key].exception():
+            self._next(nodes, step, self._tasks[key].result()[1], ahead)
+        return self._tasks[key]
+
+    async def _make(
+        self, nodes: tuple[int, ...], step: int, before: StreamState, ahead: int
+    ) -> tuple[Any, StreamState]:
+        loop = asyncio.get_running_loop()
+        planned = await loop.run_in_executor(self._thread, self._planner.plan, Topology(nodes), step, before)
+        after = planned.plan.after
+        assert after is not None
+        self._next(nodes, step, after, ahead)
+        return ray.put(planned), after
+
+    def _next(self, nodes: tuple[int, ...], step: int, after: StreamState, ahead: int) -> None:
+        if ahead > 0 and step + 1 < self._config.run.steps:
+            task = self._task(nodes, step + 1, after, ahead - 1)
+            # Whoever asks for that step sees its error; nobody may ask.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+Planner = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)(PlannerActor)  # type: ignore[call-overload]

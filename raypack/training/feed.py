@@ -1,0 +1,118 @@
+"""Plans and tokens, a step ahead: one thread per rank fetches the next plan and prepares its work beside the compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.plan import Plan, StreamState
+from raypack.planning.planner import PlannedStep
+from raypack.training.work import StepWork
+
+Prepare = Callable[[Plan], StepWork]
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What the loop gets for a step; `trouble` in place of `work` where this rank could not get or prepare it.
+
+    `wait_seconds` = how long the loop stood still for the plan (not for preparing), `prepare_seconds` = host time of
+    frames and tokens, beside the step before.
+    """
+
+    planned: PlannedStep | None
+    work: StepWork | None
+    trouble: str | None
+    wait_seconds: float
+    prepare_seconds: float
+
+
+class PlanSource:
+    """Where plans come from: the planner actor. Tests give another object with the same two methods."""
+
+    def __init__(self, actor: Any, attempt: int, topology: Topology, timeout: float) -> None:
+        self._actor, self._attempt, self._nodes, self._timeout = actor, attempt, topology.nodes, timeout
+
+    def step(self, step: int, before: StreamState) -> PlannedStep:
+        """Raises RaypackError: the planner's reason, or that it did not answer in time."""
+        planned: PlannedStep = self._get(
+            self._actor.plan.remote(self._attempt, self._nodes, step, before), f"the plan of step {step}"
+        )
+        return planned
+
+    def held_out(self) -> Plan | None:
+        plan: Plan | None = self._get(self._actor.held_out.remote(self._nodes), "the plan of the held-out samples")
+        return plan
+
+    def _get(self, asked: Any, what: str) -> Any:
+        try:
+            (reference,) = ray.get(asked, timeout=self._timeout)
+            return ray.get(reference, timeout=self._timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise RaypackError(
+                f"waited timeouts.plan = {self._timeout:g} s for {what} from the planner; is its node alive?"
+            ) from None
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            text = str(cause) if isinstance(cause, RaypackError) else f"{type(cause).__name__}: {cause}"
+            raise RaypackError(f"the planner could not make {what}: {text}") from None
+        except ray.exceptions.RayError as error:
+            raise RaypackError(f"the planner is gone while {what} was asked for: {error}") from None
+
+
+class Feed:
+    """Steps in order. `next` returns one and starts on the one after it.
+
+    Args:
+        source: plans.
+        prepare: a plan -> this rank's work.
+        step, state: where to begin.
+        steps: one past the last step.
+    """
+
+    def __init__(self, source: PlanSource, prepare: Prepare, step: int, state: StreamState, steps: int) -> None:
+        self._source, self._prepare, self._steps = source, prepare, steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._planned: Future[PlannedStep] | None = None
+        self._work: Future[tuple[StepWork, float]] | None = None
+        self._step = step
+        if step < steps:
+            self._ask(state)
+
+    def next(self) -> Fed:
+        """The next step's plan and work. Never raises for a fault of this rank: it must reach the agreement."""
+        assert self._planned is not None and self._work is not None
+        started = time.perf_counter()
+        planned: PlannedStep | None = None
+        try:
+            planned = self._planned.result()
+            waited = time.perf_counter() - started
+            work, prepared = self._work.result()
+        except Exception as error:
+            text = str(error) if isinstance(error, RaypackError) else f"{type(error).__name__}: {error}"
+            return Fed(planned, None, text, time.perf_counter() - started, 0.0)
+        self._step += 1
+        if self._step < self._steps:
+            assert planned.plan.after is not None
+            self._ask(planned.plan.after)
+        return Fed(planned, work, None, waited, prepared)
+
+    def _ask(self, state: StreamState) -> None:
+        planned = self._thread.submit(self._source.step, self._step, state)
+        self._planned, self._work = planned, self._thread.submit(self._prepared, planned)
+
+    def _prepared(self, planned: Future[PlannedStep]) -> tuple[StepWork, float]:
+        plan = planned.result().plan  # ready: the same single thread ran it before
+        started = time.perf_counter()
+        work = self._prepare(plan)
+        return work, time.perf_counter() - started
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,163 @@
+"""One training step, top to bottom: agree, run the rounds, sum the gradients, decide together, apply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from raypack.config import TrainSection
+from raypack.model.hybrid import RoutingSlot, expert_counts
+from raypack.parallel.agreement import agree, digest_of
+from raypack.parallel.groups import Groups
+from raypack.parallel.wire import Wire
+from raypack.training.optimizer import learning_rate, set_learning_rate
+from raypack.training.parameters import Parameters, Sharded, clip
+from raypack.training.work import RoundWork, StepWork
+
+
+@dataclass
+class Trainer:
+    """What one rank trains with. `identity` digests all that must be equal on all ranks besides the plan."""
+
+    parameters: Parameters
+    optimizer: torch.optim.Optimizer
+    train: TrainSection
+    steps: int
+    wire: Wire
+    groups: Groups | None
+    device: torch.device
+    identity: bytes = b""
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`loss` is the mean over the step's labels; the same on every rank, as are `grad_norm` and `applied`.
+
+    `applied` is False for a skipped step: no label at all, or a loss or gradient that is not finite.
+    """
+
+    loss: float
+    grad_norm: float
+    applied: bool
+    lr: float
+    expert_load: float
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = None) -> StepResult:
+    """Run one step on every rank.
+
+    Args:
+        trainer: this rank's model, optimizer and groups.
+        work: from `prepare`; None if this rank could not prepare it, then
+        trouble: says why, and every rank raises that text.
+
+    Raises:
+        RaypackError: on all ranks alike, where ranks disagree or one is in trouble.
+    """
+    phases: dict[str, float] = {}
+    with _phase(phases, "agree"):
+        _agree(trainer, work, trouble)
+    assert work is not None
+    divisor = work.plan.labels
+    lr = learning_rate(work.plan.step, trainer.steps, trainer.train)
+    if divisor == 0:
+        return StepResult(0.0, 0.0, False, lr, 0.0, phases)
+
+    loss = torch.zeros((), dtype=torch.float64, device=trainer.device)
+    slots: list[list[RoutingSlot]] = []
+    for each in work.rounds:
+        slots.append(trainer.parameters.model.slots())
+        with _phase(phases, "forward"):
+            local = _forward(trainer, each, slots[-1])
+        with _phase(phases, "backward"):
+            (local / divisor).backward()
+        loss += local.detach()
+
+    with _phase(phases, "gradient_reduce"):
+        trainer.parameters.reduce()
+        totals = _totals(trainer, loss, slots)
+        norm = trainer.parameters.norm()
+    mean, counts = float(totals[0]) / divisor, totals[1:]
+    # Both numbers are the same on every rank by now, so every rank decides alike.
+    applied = bool(torch.isfinite(norm)) and mean == mean and abs(mean) != float("inf")
+    with _phase(phases, "optimizer"):
+        if applied:
+            clip(trainer.parameters, norm, trainer.train.clip_norm)
+            set_learning_rate(trainer.optimizer, lr)
+            trainer.optimizer.step()
+            trainer.parameters.publish()
+            _balance(trainer, counts)
+        trainer.optimizer.zero_grad(set_to_none=True)
+    return StepResult(mean, float(norm), applied, lr, _load(trainer, counts), phases)
+
+
+@torch.no_grad()
+def evaluate_loss(trainer: Trainer, work: StepWork) -> float:
+    """Mean loss over the labels of `work`, forward only; the same on every rank."""
+    loss = torch.zeros((), dtype=torch.float64, device=trainer.device)
+    for each in work.rounds:
+        loss += _forward(trainer, each, trainer.parameters.model.slots(), backward=False)
+    total = _totals(trainer, loss, [])
+    return float(total[0]) / max(1, work.plan.labels)
+
+
+def _agree(trainer: Trainer, work: StepWork | None, trouble: str | None) -> None:
+    group = trainer.groups.host if trainer.groups is not None else None
+    if work is None:
+        agree(group, bytes(32), "nothing", trouble or "no work for this step")
+        return
+    plan = work.plan
+    described = f"step {plan.step}, attempt {trainer.attempt}, plan {plan.digest.hex()[:12]} of {plan.policy}"
+    digest = digest_of(plan.digest, plan.step, trainer.attempt, list(plan.nodes), trainer.identity)
+    agree(group, digest, described, trouble)
+
+
+def _forward(trainer: Trainer, work: RoundWork, slots: list[RoutingSlot], *, backward: bool = True) -> torch.Tensor:
+    if isinstance(trainer.parameters, Sharded):
+        trainer.parameters.count_round(backward=backward)
+    tokens = work.tokens.to(trainer.device, non_blocking=True)
+    labels = work.labels.to(trainer.device, non_blocking=True)
+    return trainer.parameters.model(tokens, labels, work.frame, trainer.wire, slots)
+
+
+def _totals(trainer: Trainer, loss: torch.Tensor, slots: list[list[RoutingSlot]]) -> torch.Tensor:
+    """[loss, tokens of every expert of every MoE layer], summed over rounds and ranks in one fp64 all-reduce."""
+    parts = [loss.view(1)]
+    rounds = [torch.stack(counts) for each in slots if (counts := expert_counts(each))]
+    if rounds:
+        parts.append(torch.stack(rounds).sum(0).to(torch.float64).flatten())
+    totals = torch.cat(parts)
+    if trainer.groups is not None and trainer.groups.world is not None:
+        dist.all_reduce(totals, group=trainer.groups.world)
+        size = totals.numel() * totals.element_size()
+        trainer.wire.ledger.count_ring("metric_reduce", trainer.groups.world_block, 2, size)
+    return totals.cpu()
+
+
+def _balance(trainer: Trainer, counts: torch.Tensor) -> None:
+    layers = trainer.parameters.model.expert_layers
+    for layer, of_layer in zip(layers, counts.view(len(layers), -1) if layers else (), strict=True):
+        layer.update_bias(of_layer.to(trainer.device), trainer.train.balance_rate)
+
+
+def _load(trainer: Trainer, counts: torch.Tensor) -> float:
+    """Tokens of the fullest expert / mean, the worst of the layers; 0 without experts."""
+    layers = trainer.parameters.model.expert_layers
+    if not layers:
+        return 0.0
+    table = counts.view(len(layers), -1)
+    return float((table.max(1).values / table.mean(1).clamp(min=1e-9)).max())
+
+
+@contextmanager
+def _phase(phases: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    phases[name] = phases.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,108 @@
+"""The invariant (design section 4): any plan, world, number of rounds and sharding gives the same loss and gradients
+as one rank without parallelism. fp64, every parameter, every rank, NaN-poisoned receive buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypack.config import TrainSection
+from raypack.parallel.topology import Block, Topology
+from raypack.planning.plan import Placement, Plan, Round
+from tests.ranks import Case, gradients_on_rank, oracle, tiny_model
+from tests.strategies import NODES, plans
+
+pytestmark = pytest.mark.pool
+
+MODELS = st.builds(
+    tiny_model,
+    pattern=st.sampled_from(["FS", "SF", "FSS", "F", "S"]),
+    layers=st.integers(1, 3),
+    heads=st.sampled_from([4, 6]),
+    kv_heads=st.sampled_from([1, 2]),
+    window=st.sampled_from([1, 4, 9, 100]),
+    sinks=st.sampled_from([0, 0, 2]),
+    experts=st.sampled_from([0, 4]),
+    shared_expert_width=st.sampled_from([0, 5]),
+    tied_head=st.booleans(),
+    qk_norm=st.booleans(),
+)
+TRAIN = st.builds(
+    TrainSection,
+    dtype=st.just("float64"),
+    shard=st.sampled_from(["none", "world"]),
+    chunk_tokens=st.sampled_from([3, 1000]),
+)
+
+
+def check(pool, case: Case, plan: Plan, tolerance: float = 1e-10) -> list[dict]:
+    loss, grads = oracle(case, plan)
+    results = pool.run(plan.topology.world, gradients_on_rank, case, plan)
+    for got, seen, _ in results:
+        assert got == pytest.approx(loss, rel=tolerance)
+        assert seen.keys() == grads.keys()
+        for name, expected in grads.items():
+            scale = max(1e-3, np.abs(expected).max())
+            assert np.abs(seen[name] - expected).max() <= tolerance * scale, name
+            assert np.array_equal(seen[name], results[0][1][name]), f"{name} differs between ranks"
+    return [ledger for _, _, ledger in results]
+
+
+@settings(settings.get_profile("ranks"))
+@given(data=st.data())
+def test_any_plan_in_any_world_gives_the_loss_and_gradients_of_one_rank(pool, data):
+    topology = Topology(data.draw(NODES))
+    plan = data.draw(plans(topology))
+    if plan.labels == 0:
+        return
+    check(pool, Case(data.draw(MODELS), data.draw(TRAIN)), plan)
+
+
+def place(sample, length, parent, child):
+    return Placement(sample, length, Block(*parent), Block(*child), length - 1)
+
+
+@pytest.mark.parametrize("shard", ["none", "world"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_repacking_with_nested_children_several_rounds_and_recompute(pool, shard, recompute):
+    """Parents of 8 over two nodes, children of 1, 2 and 4 nested in each other, a short sample that stays at home."""
+    first = Round(
+        (
+            place(0, 50, (0, 8), (0, 4)),
+            place(1, 31, (0, 8), (0, 2)),
+            place(2, 17, (0, 8), (5, 1)),
+            place(3, 9, (4, 4), (4, 2)),
+            place(4, 5, (7, 1), (7, 1)),
+        ),
+        recompute,
+    )
+    second = Round((place(5, 40, (0, 8), (0, 8)), place(6, 3, (0, 4), (2, 1))), recompute)
+    plan = Plan(nodes=(4, 4), rounds=(first, second))
+    case = Case(tiny_model(pattern="FSSS", layers=4), TrainSection(dtype="float64", shard=shard, chunk_tokens=7))
+    check(pool, case, plan)
+
+
+def test_more_ranks_than_heads_and_empty_ranks(pool):
+    plan = Plan(nodes=(9,), rounds=(Round((place(0, 4, (0, 9), (0, 1)), place(1, 2, (0, 9), (0, 9)))),))
+    check(pool, Case(tiny_model(heads=3, kv_heads=1, layers=3)), plan)
+
+
+def test_samples_without_labels_neither_poison_nor_count(pool):
+    placements = (
+        place(0, 6, (0, 1), (0, 1)),
+        Placement(1, 6, Block(1, 1), Block(1, 1), 0),
+    )
+    plan = Plan(nodes=(2,), rounds=(Round(placements),))
+    check(pool, Case(tiny_model(), masked=(1,)), plan)
+
+
+def test_fp32_agrees_to_1e_5(pool):
+    plan = Plan(nodes=(4,), rounds=(Round((place(0, 60, (0, 4), (0, 2)), place(1, 20, (0, 4), (2, 1)))),))
+    case = Case(tiny_model(experts=0), TrainSection(dtype="float32", chunk_tokens=16))
+    loss, grads = oracle(case, plan)
+    for got, seen, _ in pool.run(4, gradients_on_rank, case, plan):
+        assert got == pytest.approx(loss, rel=1e-5)
+        for name, expected in grads.items():
+            assert np.abs(seen[name] - expected).max() <= 1e-5 * max(1e-2, np.abs(expected).max()), name
