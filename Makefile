@@ -57,7 +57,7 @@ bench: $(STAMP) ## every benchmark's table (ARGS="--only NAME --quick")
 	$(BIN)/python -m benchmarks $(ARGS)
 
 dashboards: $(STAMP) ## write dashboards/*.json and the table of docs/metrics.md from the metric declarations
-	$(BIN)/python dashboards/generate.py
+	$(BIN)/python -m dashboards.generate
 
 clean: ## remove the environment and caches; runs and corpora stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

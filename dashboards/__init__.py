@@ -1,0 +1,1 @@
+"""The dashboards of a run, generated from the metric declarations: `make dashboards`."""
