@@ -3,14 +3,12 @@
 Full attention: documents of more than `SHORT` tokens go one by one through torch's own causal SDPA; runs of shorter
 ones, and everything windowed, go through `_Chunked`: blocks of consecutive query rows (`Chunk`) against only the keys
 that any of them sees. Autograd over such slices would make a gradient of full size per chunk, quadratic in total, hence
-a Function with its own backward, which recomputes the probabilities from the saved log-sum-exp as FlashAttention does
-(Dao et al. 2022, section 3.1; Dao 2023, algorithm 2).
+a Function with its own backward. It runs each chunk again, so that nothing but q, k and v is saved.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -21,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SHORT = 256
-CHUNK_ELEMENTS = 1 << 22
+# Both measured on CPU, 16 to 64 elements a head: below, calls cost more than masked-out work; above, the reverse.
+SHORT = 16
+ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,7 @@ def _pieces(lengths: Sequence[int]) -> list[tuple[int, ...]]:
 def _full(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
     if len(lengths) > 1:
         return _Chunked.apply(q, k, v, lengths, None, 0, scale)
-    grouped = q.shape[1] != k.shape[1]
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-    return out.squeeze(0).transpose(0, 1)
+    return _sdpa(q, k, v, None, scale)
 
 
 @lru_cache(maxsize=64)
@@ -88,14 +84,6 @@ def chunks(lengths: tuple[int, ...], window: int | None, sinks: int, rows: int) 
         key = start if window is None else max(start, first - window + 1)
         out.append(Chunk(first, min(first + rows, offsets[-1]), key, start, min(start + sinks, key)))
     return tuple(out)
-
-
-def chunk_rows(heads: int, window: int | None, sinks: int) -> int:
-    """Query rows of a chunk: at most 256, fewer where the scores of all heads would exceed `CHUNK_ELEMENTS`."""
-    rows = SHORT
-    while rows > 16 and heads * rows * (rows + (SHORT if window is None else window) + sinks) > CHUNK_ELEMENTS:
-        rows //= 2
-    return rows
 
 
 @dataclass(frozen=True)
@@ -124,7 +112,7 @@ class Visible:
 
 
 class _Chunked(torch.autograd.Function):
-    """Scores, probabilities and all sums in promote_types(dtype, float32); only the results are rounded."""
+    """Torch's SDPA, chunk by chunk, in both directions; keys' gradients are summed over chunks at least in fp32."""
 
     @staticmethod
     def forward(
@@ -137,78 +125,68 @@ class _Chunked(torch.autograd.Function):
         sinks: int,
         scale: float,
     ) -> Tensor:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        plan = chunks(lengths, window, sinks, chunk_rows(q.shape[1], window, sinks))
-        visible = Visible.of(lengths, window, sinks, q.device)
+        ctx.save_for_backward(q, k, v)
+        ctx.plan = chunks(lengths, window, sinks, ROWS)
+        ctx.visible, ctx.scale = Visible.of(lengths, window, sinks, q.device), scale
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty((k.shape[1], q.shape[1] // k.shape[1], q.shape[0]), dtype=wide, device=q.device)
-        for chunk in plan:
-            scores = _scores(q, k, chunk, visible, scale, wide)
-            here = torch.logsumexp(scores, -1, keepdim=True)
-            lse[:, :, chunk.first : chunk.last] = here.view(*lse.shape[:2], -1)
-            probabilities = scores.sub_(here).exp_()
-            _put(out, chunk, torch.bmm(probabilities, _keys(v, chunk, wide)))
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.plan, ctx.visible, ctx.scale = plan, visible, scale
+        for chunk in ctx.plan:
+            keys, values = (_key_rows(x, chunk) for x in (k, v))
+            out[chunk.first : chunk.last] = _sdpa(
+                q[chunk.first : chunk.last], keys, values, _mask(ctx.visible, chunk), scale
+            )
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        wide, kv_heads = lse.dtype, k.shape[1]
+        q, k, v = ctx.saved_tensors
+        wide = torch.promote_types(q.dtype, torch.float32)
         grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        # Chunks overlap in their keys: these sums stay wide until the end.
         grad_k, grad_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
         for chunk in ctx.plan:
-            probabilities = _scores(q, k, chunk, ctx.visible, ctx.scale, wide)
-            probabilities.sub_(lse[:, :, chunk.first : chunk.last].reshape(kv_heads, -1, 1)).exp_()
-            grad_out = _queries(grad, kv_heads, chunk, wide)
-            _add_keys(grad_v, chunk, torch.bmm(probabilities.transpose(1, 2), grad_out))
-            grad_scores = torch.bmm(grad_out, _keys(v, chunk, wide).transpose(1, 2))
-            grad_scores.sub_((grad_out * _queries(out, kv_heads, chunk, wide)).sum(-1, keepdim=True))
-            grad_scores.mul_(probabilities).mul_(ctx.scale)
-            _put(grad_q, chunk, torch.bmm(grad_scores, _keys(k, chunk, wide)))
-            _add_keys(grad_k, chunk, torch.bmm(grad_scores.transpose(1, 2), _queries(q, kv_heads, chunk, wide)))
+            rows = slice(chunk.first, chunk.last)
+            parts = (q[rows], _key_rows(k, chunk), _key_rows(v, chunk))
+            queries, keys, values = (x.detach().requires_grad_() for x in parts)
+            with torch.enable_grad():
+                out = _sdpa(queries, keys, values, _mask(ctx.visible, chunk), ctx.scale)
+            grads = torch.autograd.grad(out, (queries, keys, values), grad[rows])
+            grad_q[rows] = grads[0]
+            _add_key_rows(grad_k, chunk, grads[1])
+            _add_key_rows(grad_v, chunk, grads[2])
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None, None
 
 
-def _key_ranges(chunk: Chunk) -> Iterator[tuple[int, int]]:
-    if chunk.sink_last > chunk.sink:
-        yield chunk.sink, chunk.sink_last
-    yield chunk.key, chunk.last
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Torch's attention of [queries, hq, D] over [keys, hkv, D]; `mask` [queries, keys], None = causal."""
+    grouped = q.shape[1] != k.shape[1]
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+    return out.squeeze(0).transpose(0, 1)
 
 
-def _keys(x: Tensor, chunk: Chunk, wide: torch.dtype) -> Tensor:
-    """The chunk's key rows of [N, hkv, D], as [hkv, keys, D]."""
-    return torch.cat([x[first:last].to(wide) for first, last in _key_ranges(chunk)]).transpose(0, 1)
+def _key_ranges(chunk: Chunk) -> list[slice]:
+    own = slice(chunk.key, chunk.last)
+    return [slice(chunk.sink, chunk.sink_last), own] if chunk.sink_last > chunk.sink else [own]
 
 
-def _add_keys(total: Tensor, chunk: Chunk, part: Tensor) -> None:
-    """Add [hkv, keys, D] to the chunk's key rows of [N, hkv, D]."""
-    done = 0
-    for first, last in _key_ranges(chunk):
-        total[first:last] += part[:, done : done + last - first].transpose(0, 1)
-        done += last - first
+def _key_rows(x: Tensor, chunk: Chunk) -> Tensor:
+    """The rows of [N, ...] that are the chunk's keys."""
+    ranges = _key_ranges(chunk)
+    return x[ranges[0]] if len(ranges) == 1 else torch.cat([x[rows] for rows in ranges])
 
 
-def _queries(x: Tensor, kv_heads: int, chunk: Chunk, wide: torch.dtype) -> Tensor:
-    """The chunk's rows of [N, hq, D], as [hkv, (hq / hkv) * rows, D]: the heads that share keys in one product."""
-    rows = x[chunk.first : chunk.last].unflatten(1, (kv_heads, -1))
-    return rows.permute(1, 2, 0, 3).to(wide).reshape(kv_heads, -1, x.shape[-1])
+def _add_key_rows(total: Tensor, chunk: Chunk, part: Tensor) -> None:
+    """Adjoint of `_key_rows`."""
+    ranges = _key_ranges(chunk)
+    for rows, piece in zip(ranges, part.split([r.stop - r.start for r in ranges]), strict=True):
+        total[rows] += piece
 
 
-def _put(x: Tensor, chunk: Chunk, part: Tensor) -> None:
-    """Inverse of `_queries`: write [hkv, (hq / hkv) * rows, D] into the chunk's rows of [N, hq, D]."""
-    rows = part.unflatten(1, (-1, chunk.last - chunk.first)).permute(2, 0, 1, 3)
-    x[chunk.first : chunk.last] = rows.flatten(1, 2).to(x.dtype)
-
-
-def _scores(q: Tensor, k: Tensor, chunk: Chunk, visible: Visible, scale: float, wide: torch.dtype) -> Tensor:
-    """Masked scores [hkv, (hq / hkv) * rows, keys]: a query's own row is always visible, so no row is all -inf."""
-    kv_heads = k.shape[1]
-    scores = torch.bmm(_queries(q, kv_heads, chunk, wide), _keys(k, chunk, wide).transpose(1, 2)).mul_(scale)
-    key = torch.cat([torch.arange(first, last, device=q.device) for first, last in _key_ranges(chunk)])
-    query = torch.arange(chunk.first, chunk.last, device=q.device).unsqueeze(1)
-    masked = scores.unflatten(1, (-1, chunk.last - chunk.first)).masked_fill_(~visible.mask(query, key), -math.inf)
-    return masked.flatten(1, 2)
+def _mask(visible: Visible, chunk: Chunk) -> Tensor:
+    """bool [queries, keys]; a query sees its own row, so no row is empty."""
+    device = visible.seen.device
+    query = torch.arange(chunk.first, chunk.last, device=device).unsqueeze(1)
+    keys = [torch.arange(rows.start, rows.stop, device=device) for rows in _key_ranges(chunk)]
+    return visible.mask(query, torch.cat(keys))
