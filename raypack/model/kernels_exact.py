@@ -1,9 +1,9 @@
 """Attention in plain torch, any device and dtype: exact, and linear in tokens (time and memory) where windowed.
 
-Full attention: documents of more than `SHORT` tokens go one by one through torch's own causal SDPA; runs of shorter
-ones, and everything windowed, go through `_Chunked`: blocks of consecutive query rows (`Chunk`) against only the keys
-that any of them sees. Autograd over such slices would make a gradient of full size per chunk, quadratic in total, hence
-a Function with its own backward. It runs each chunk again, so that nothing but q, k and v is saved.
+Documents that fit in the window go one by one through torch's own causal SDPA. Longer ones, and runs of documents of at
+most `SHORT` tokens, go through `_Chunked`: blocks of consecutive query rows (`Chunk`) against only the keys that any of
+them sees. Autograd over such slices would make a gradient of full size per chunk, quadratic in total, hence a Function
+with its own backward. It runs each chunk again, so that nothing but q, k and v is saved.
 """
 
 from __future__ import annotations
@@ -40,15 +40,13 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], window: int | None, sinks: int, scale: float
 ) -> Tensor:
     """As `kernels.attention`, for N > 0, hq > 0 a multiple of hkv, and lengths that are positive and add up to N."""
-    if window is not None:
-        return _Chunked.apply(q, k, v, lengths, window, sinks, scale)
     pieces = _pieces(lengths)
     if len(pieces) == 1:
-        return _full(q, k, v, pieces[0], scale)
+        return _attend(q, k, v, pieces[0], window, sinks, scale)
     sizes = [sum(piece) for piece in pieces]
     # `split`, not slices: its backward is one cat instead of a zero-padded gradient per piece.
     parts = zip(q.split(sizes), k.split(sizes), v.split(sizes), pieces, strict=True)
-    return torch.cat([_full(qi, ki, vi, piece, scale) for qi, ki, vi, piece in parts])
+    return torch.cat([_attend(qi, ki, vi, piece, window, sinks, scale) for qi, ki, vi, piece in parts])
 
 
 def _pieces(lengths: Sequence[int]) -> list[tuple[int, ...]]:
@@ -66,10 +64,12 @@ def _pieces(lengths: Sequence[int]) -> list[tuple[int, ...]]:
     return [*pieces, tuple(run)] if run else pieces
 
 
-def _full(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
-    if len(lengths) > 1:
-        return _Chunked.apply(q, k, v, lengths, None, 0, scale)
-    return _sdpa(q, k, v, None, scale)
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], window: int | None, sinks: int, scale: float
+) -> Tensor:
+    if len(lengths) == 1 and (window is None or lengths[0] <= window):
+        return _sdpa(q, k, v, None, scale)
+    return _Chunked.apply(q, k, v, lengths, window, sinks, scale)
 
 
 @lru_cache(maxsize=64)
