@@ -88,12 +88,12 @@ def chunks(lengths: tuple[int, ...], window: int | None, sinks: int, rows: int) 
 
 @dataclass(frozen=True)
 class Visible:
-    """Who sees whom. For each row of the stream, on the device: the first row its window shows (within its document),
-    the first row of its document, and one past its document's last sink. int64 [N]."""
+    """Who sees whom. For each row of the stream, on the device: the first row its window shows (within its document)
+    and the first row of its document, int64 [N]; and the number of sinks."""
 
     seen: Tensor
     start: Tensor
-    sink_last: Tensor
+    sinks: int
 
     @staticmethod
     def of(lengths: tuple[int, ...], window: int | None, sinks: int, device: torch.device) -> Visible:
@@ -102,13 +102,15 @@ class Visible:
         seen = start
         if window is not None:
             seen = torch.maximum(start, torch.arange(len(start), device=device) - (window - 1))
-        return Visible(seen, start, start + sinks)
+        return Visible(seen, start, sinks)
 
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
         """True where row `query` sees row `key` (broadcast against each other)."""
-        in_window = key >= self.seen[query]
-        sink = (key >= self.start[query]) & (key < self.sink_last[query])
-        return (key <= query) & (in_window | sink)
+        visible = key >= self.seen[query]
+        if self.sinks:
+            start = self.start[query]
+            visible = visible | ((key >= start) & (key < start + self.sinks))
+        return visible & (key <= query)
 
 
 class _Chunked(torch.autograd.Function):
