@@ -35,7 +35,7 @@ def has_flash_attn() -> bool:
 
 @lru_cache(maxsize=1)
 def has_torch_varlen() -> bool:
-    """Whether this torch has varlen attention with windows and grouped KV heads (2.11 or so)."""
+    """Whether this torch has varlen attention with windows and grouped KV heads, as 2.13 has."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
