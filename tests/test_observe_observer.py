@@ -16,7 +16,7 @@ from rich.console import Console
 
 from raypack.cli import main
 from raypack.errors import RaypackError
-from raypack.observe.console import RunView, line, summary_table
+from raypack.observe.console import COLUMNS, DISPENSABLE, RunView, cells, fitting, line, summary_table
 from raypack.observe.observer import RunObserver
 from raypack.observe.steps import next_attempt, read_steps
 from raypack.observe.summary import read_summary, summarise
@@ -132,7 +132,7 @@ def test_lines_without_a_terminal_and_a_table_with_one() -> None:
         view.show(records)
     lines = plain.getvalue().splitlines()
     assert len(lines) == 3, "one line a step, however narrow the console is"
-    assert lines[0].startswith("step 0 of 3  loss 2.5000")
+    assert lines[0].startswith("step 0 (1 of 3)  loss 2.5000")
     assert "held-out 2.2500" in lines[1]
     assert lines[2].endswith("incomplete")
     assert "\x1b" not in plain.getvalue()
@@ -141,6 +141,20 @@ def test_lines_without_a_terminal_and_a_table_with_one() -> None:
         view.show(records)
     assert "static inter MB" in fancy.getvalue()
     assert "3 of 3 steps" in fancy.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_narrow_terminal_drops_columns_rather_than_cutting_figures(width: int) -> None:
+    rows = [cells(record(step, parent_widths={8: 30, 4: 10, 1: 200}, tokens=500_000)) for step in range(3)]
+    columns = fitting(rows, width)
+    assert set(COLUMNS) - set(columns) <= {*DISPENSABLE, "held-out"}
+    assert [name for name in COLUMNS if name in columns] == columns
+    if width >= 80:
+        text = io.StringIO()
+        with RunView(Console(file=text, force_terminal=True, width=width), steps=3) as view:
+            view.show([record(2, parent_widths={8: 30, 4: 10, 1: 200}, tokens=500_000)])
+        assert "…" not in text.getvalue()
+    assert "held-out" in fitting([cells(record(heldout_loss=2.0))], 200)
 
 
 def test_a_line_shows_what_the_issue_asks_for() -> None:
@@ -158,7 +172,7 @@ def test_a_line_shows_what_the_issue_asks_for() -> None:
         60,
     )
     for part in (
-        "step 7 of 60",
+        "step 7 (8 of 60)",
         "loss 1.2500",
         "tokens/s 2,000",
         "MFU 32.1 %",
@@ -224,7 +238,9 @@ def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path:
             for rank in range(2):
                 assert send(actor, report(rank, step))
         ray_started.get(actor.latest.remote(), timeout=60)
-    assert [shown.split("  ")[0] for shown in text.getvalue().splitlines()] == [f"step {i} of 3" for i in range(3)]
+    assert [shown.split("  ")[0] for shown in text.getvalue().splitlines()] == [
+        f"step {i} ({i + 1} of 3)" for i in range(3)
+    ]
     with urllib.request.urlopen(url, timeout=10) as reply:
         assert b'raypack_step{run="r"} 2.0' in reply.read()
 

@@ -16,18 +16,20 @@ from raypack.observe.record import Bytes, StepRecord, by_scope
 from raypack.observe.summary import Summary
 
 COLUMNS = (
-    "step", "loss", "tokens/s", "MFU", "seconds", "plan wait", "parents", "children", "intra MB", "inter MB",
-    "static inter MB",
+    "step", "loss", "held-out", "tokens/s", "MFU", "seconds", "plan wait", "parents", "children",
+    "intra MB", "inter MB", "static inter MB",
 )  # fmt: skip
+# What a narrow terminal goes without, first to last.
+DISPENSABLE = ("children", "parents", "seconds", "plan wait", "MFU")
 
 
-def cells(record: StepRecord) -> tuple[str, ...]:
-    """A record as text, one cell for each of `COLUMNS`."""
+def cells(record: StepRecord) -> dict[str, str]:
+    """A record as text, one entry for each of `COLUMNS`; "" where there is nothing to say."""
     sent = by_scope(record.bytes)
-    loss = "skipped" if record.complete and not record.applied else figure(record.loss, "{:.4f}")
-    return (
+    values = (
         f"{record.step}" + ("" if record.attempt == 0 else f" (attempt {record.attempt})"),
-        loss if record.heldout_loss is None else f"{loss} (held-out {record.heldout_loss:.4f})",
+        "skipped" if record.complete and not record.applied else figure(record.loss, "{:.4f}"),
+        "" if record.heldout_loss is None else f"{record.heldout_loss:.4f}",
         figure(record.tokens_per_second, "{:,.0f}"),
         percent(record.mfu),
         f"{record.seconds:.2f}",
@@ -38,14 +40,27 @@ def cells(record: StepRecord) -> tuple[str, ...]:
         megabytes(sent["inter"]),
         megabytes(by_scope(record.bytes_static)["inter"]) if record.bytes_static else "-",
     )
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def line(record: StepRecord, steps: int) -> str:
     """A record as one line of plain text."""
-    named = dict(zip(COLUMNS, cells(record), strict=True))
-    parts = [f"step {named.pop('step')} of {steps}"]
-    parts += [f"{name} {value}" for name, value in named.items()]
+    named = cells(record)
+    parts = [f"step {named.pop('step')} ({record.step + 1} of {steps})"]
+    parts += [f"{name} {value}" for name, value in named.items() if value]
     return "  ".join(parts) + ("" if record.complete else "  incomplete")
+
+
+def fitting(rows: Sequence[dict[str, str]], width: int) -> list[str]:
+    """The columns that have something to say, less the dispensable ones that do not fit into `width`."""
+    columns = [name for name in COLUMNS if any(row[name] for row in rows)]
+    for name in DISPENSABLE:
+        # Two spaces between columns.
+        needed = sum(max(len(c), *(len(row[c]) for row in rows)) + 2 for c in columns) - 2
+        if needed <= width:
+            break
+        columns = [c for c in columns if c != name]
+    return columns
 
 
 class RunView:
@@ -77,14 +92,17 @@ class RunView:
             self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> Group:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in COLUMNS:
+        rows = [cells(record) for record in self._rows]
+        columns = fitting(rows, self._console.width)
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
+        for name in columns:
             table.add_column(name, justify="right", no_wrap=True)
-        for record in self._rows:
-            table.add_row(*cells(record), style="" if record.complete else "red")
+        for record, row in zip(self._rows, rows, strict=True):
+            table.add_row(*(row[name] for name in columns), style="" if record.complete else "red")
         done = self._rows[-1].step + 1
-        bar = ProgressBar(total=self._steps, completed=done, width=40)
-        return Group(table, bar, Text(f"{done} of {self._steps} steps", style="dim"))
+        progress = Table.grid(padding=(0, 1))
+        progress.add_row(ProgressBar(total=self._steps, completed=done, width=40), f"{done} of {self._steps} steps")
+        return Group(table, progress)
 
 
 def summary_table(summary: Summary) -> Table:
