@@ -91,6 +91,18 @@ def test_the_same_directory_goes_on_with_the_next_attempt(tmp_path: Path) -> Non
     assert (summary.steps, summary.restarts, summary.replayed_steps) == (4, 1, 1)
 
 
+def test_an_observer_that_was_restarted_itself_counts_no_restart_of_the_run(tmp_path: Path) -> None:
+    first = RunObserver(str(tmp_path), "r")
+    _steps(first, 0, range(3))
+    second = RunObserver(str(tmp_path), "r")  # the first was killed: no finish
+    _steps(second, 0, range(3, 5))
+    assert 'raypack_restarts_total{run="r"} 0.0' in _metrics(second)
+    assert 'raypack_samples_replayed_total{run="r"} 0.0' in _metrics(second)
+    summary = second.finish()
+    assert (summary.steps, summary.restarts, summary.last_step) == (5, 0, 4)
+    first.finish()
+
+
 def test_since_hands_out_each_record_once_and_is_bounded(tmp_path: Path) -> None:
     observer = RunObserver(str(tmp_path), "r", recent_max=4)
     _steps(observer, 0, range(2))
