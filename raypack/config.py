@@ -26,6 +26,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """The network. `pattern` is repeated until `layers` layers are there: F = full, S = sliding-window attention."""
 
+    preset: str = Field("", description="model preset or TOML file that the other fields override")
     name: str = Field("custom", description="what tables call this model")
     pattern: str = Field("FSSS", description="layer kinds, repeated: F full attention, S sliding window")
     layers: int = Field(8, ge=1, description="number of layers")

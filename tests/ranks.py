@@ -68,7 +68,7 @@ def make_trainer(case: Case, topology: Topology, steps: int = 20, poison: bool =
     device = torch.device("cpu")
     groups = Groups(topology, device, timeout=60.0)
     ledger = Ledger(topology, dist.get_rank())
-    parameters = build_parameters(case.model, case.train, case.seed, groups, device, ledger)
+    parameters = build_parameters(case.model, case.train, case.seed, groups, device)
     optimizer = build_optimizer(parameters.masters, case.train)
     return Trainer(parameters, optimizer, case.train, steps, Wire(groups, ledger, poison=poison), groups, device)
 

@@ -33,6 +33,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, kind: str, chunk_tokens: int) -> None:
         super().__init__()
+        self.chunk_tokens = chunk_tokens
         self.attention_norm = RMSNorm(config.width, config.norm_eps)
         self.attention = Attention(config, kind)
         self.ffn_norm = RMSNorm(config.width, config.norm_eps)
@@ -52,14 +53,13 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor, frame: Frame, wire: Wire, slot: RoutingSlot) -> torch.Tensor:
         """[rows, width] -> [rows, width], replaying in backward what `frame.recompute` says."""
         if frame.recompute == "full":
-            return _replayed(self._whole, x, frame, wire, slot)
-        x = self._attend(x, frame, wire)
-        if frame.recompute == "selective":
-            return _replayed(self._feed, x, slot)
-        return self._feed(x, slot)
-
-    def _whole(self, x: torch.Tensor, frame: Frame, wire: Wire, slot: RoutingSlot) -> torch.Tensor:
-        return self._feed(self._attend(x, frame, wire), slot)
+            x = _replayed(self._attend, x, frame, wire)
+        else:
+            x = self._attend(x, frame, wire)
+        # More rows than a chunk are recomputed chunk by chunk anyway; once more around them would be a third forward.
+        if frame.recompute == "none" or len(x) > self.chunk_tokens:
+            return self._feed(x, slot)
+        return _replayed(self._feed, x, slot)
 
     def _attend(self, x: torch.Tensor, frame: Frame, wire: Wire) -> torch.Tensor:
         return x + self.attention(self.attention_norm(x), frame, wire)

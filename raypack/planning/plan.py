@@ -262,8 +262,8 @@ def _round(data: Any, where: str) -> Round:
     placements = fields.get("placements")
     if not isinstance(placements, list):
         raise RaypackError(f"{where}: placements must be a list")
-    recompute = fields.get("recompute", "none")
-    return Round(tuple(_placement(p, f"{where}, placement {i}") for i, p in enumerate(placements)), recompute)
+    made = tuple(_placement(p, f"{where}, placement {i}") for i, p in enumerate(placements))
+    return Round(made, str(fields.get("recompute", "none")))
 
 
 def _placement(data: Any, where: str) -> Placement:

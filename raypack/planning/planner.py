@@ -99,6 +99,11 @@ class StepPlanner:
             child_widths=dict(sorted(Counter(p.child.width for p in plan.placements).items())),
         )
 
+    def check_longest(self, topology: Topology) -> None:
+        """Raises RaypackError where a sample of `data.max_sample_tokens` fits no block of `topology`."""
+        longest = min(self.config.data.max_sample_tokens, int(self.stream.samples.lengths.max()))
+        self._make(Samples.of_lengths([longest]), topology, "dynamic")
+
     def held_out_plan(self, topology: Topology) -> Plan | None:
         """One plan for the held-out samples; None where there are none."""
         return self._make(self.held_out, topology, self.config.plan.policy) if self.held_out is not None else None

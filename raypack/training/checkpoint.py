@@ -112,7 +112,7 @@ def _tensors(trainer: Trainer) -> dict[str, Any]:
     """Masters, optimizer moments by parameter name, router biases."""
     model = trainer.parameters.model
     masters = {name: p.detach() for name, p in trainer.parameters.masters.items()}
-    buffers = {name: b for name, b in model.named_buffers()}
+    buffers = dict(model.named_buffers())
     return {"masters": masters, "buffers": buffers, "optimizer": _moments(trainer)}
 
 

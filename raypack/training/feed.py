@@ -1,4 +1,4 @@
-"""Plans and tokens, a step ahead: one thread per rank fetches the next plan and prepares its work beside the compute."""
+"""Plans and tokens, a step ahead: one thread a rank fetches the next plan and prepares its work beside the compute."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Feed:
 
     def next(self) -> Fed:
         """The next step's plan and work. Never raises for a fault of this rank: it must reach the agreement."""
-        assert self._planned is not None and self._work is not None
+        assert self._planned is not None
+        assert self._work is not None
         started = time.perf_counter()
         planned: PlannedStep | None = None
         try:

@@ -31,7 +31,7 @@ class Parameters(Protocol):
     model: HybridModel
     masters: dict[str, torch.Tensor]
 
-    def reduce(self) -> None:
+    def reduce(self, ledger: Ledger) -> None:
         """After the last round's backward: make `masters[name].grad` the sum over all ranks."""
 
     def norm(self) -> torch.Tensor:
@@ -47,13 +47,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def build_parameters(
-    config: ModelConfig, train: TrainSection, seed: int, groups: Groups | None, device: torch.device, ledger: Ledger
+    config: ModelConfig, train: TrainSection, seed: int, groups: Groups | None, device: torch.device
 ) -> Parameters:
     """Build the model of `config`, filled from `seed` (the same in any world), in the way `train.shard` says."""
     dtype = getattr(torch, train.dtype)
     if train.shard == "world":
-        return Sharded(config, train, seed, groups, device, dtype, ledger)
-    return Replicated(config, train, seed, groups, device, dtype, ledger)
+        return Sharded(config, train, seed, groups, device, dtype)
+    return Replicated(config, train, seed, groups, device, dtype)
 
 
 class Replicated:
@@ -67,12 +67,11 @@ class Replicated:
         groups: Groups | None,
         device: torch.device,
         dtype: torch.dtype,
-        ledger: Ledger,
     ) -> None:
         with torch.device(device):
             self.model = HybridModel(config, train.chunk_tokens)
         initialize(self.model, config, seed)
-        self.groups, self.ledger = groups, ledger
+        self.groups = groups
         values = {name: p.detach().to(wide(dtype), copy=True) for name, p in self.model.named_parameters()}
         _cast_parameters(self.model, dtype)
         self._used = dict(self.model.named_parameters())
@@ -81,7 +80,7 @@ class Replicated:
             dict(self._used) if wide(dtype) == dtype else {n: torch.nn.Parameter(v) for n, v in values.items()}
         )
 
-    def reduce(self) -> None:
+    def reduce(self, ledger: Ledger) -> None:
         # By `requires_grad`, never by "has a gradient": all ranks reduce the same list.
         for names in self._buckets():
             grads = [_gradient(self._used[n]) for n in names]
@@ -90,7 +89,7 @@ class Replicated:
             if self.groups is not None and self.groups.world is not None:
                 dist.all_reduce(flat, group=self.groups.world)
                 size = flat.numel() * flat.element_size()
-                self.ledger.count_ring("gradient_reduce", self.groups.world_block, 2, size)
+                ledger.count_ring("gradient_reduce", self.groups.world_block, 2, size)
             for name, grad in zip(names, flat.split([g.numel() for g in grads]), strict=True):
                 self._used[name].grad = None
                 self.masters[name].grad = grad.view_as(self.masters[name])
@@ -134,7 +133,6 @@ class Sharded:
         groups: Groups | None,
         device: torch.device,
         dtype: torch.dtype,
-        ledger: Ledger,
     ) -> None:
         group = groups.world if groups is not None and groups.world is not None else dist.group.WORLD
         ranks = list(range(dist.get_world_size(group)))
@@ -159,17 +157,17 @@ class Sharded:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self.masters = dict(self.model.named_parameters())
-        self.ledger, self.block = ledger, Block(0, len(ranks))
+        self.block = Block(0, len(ranks))
         self._bytes = sum(p.numel() for p in self.model.parameters()), dtype.itemsize, wide(dtype).itemsize
 
-    def count_round(self, *, backward: bool) -> None:
+    def count_round(self, ledger: Ledger, *, backward: bool) -> None:
         """Enter one round's parameter gathers (forward, and again for backward) and gradient scatter by formula."""
         count, used, reduced = self._bytes
-        self.ledger.count_ring("parameter_gather", self.block, 2 if backward else 1, count * used)
+        ledger.count_ring("parameter_gather", self.block, 2 if backward else 1, count * used)
         if backward:
-            self.ledger.count_ring("gradient_reduce", self.block, 1, count * reduced)
+            ledger.count_ring("gradient_reduce", self.block, 1, count * reduced)
 
-    def reduce(self) -> None:
+    def reduce(self, ledger: Ledger) -> None:
         for p in self.masters.values():
             if p.grad is None:
                 raise AssertionError("a sharded parameter took no part in the step")

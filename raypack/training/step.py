@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,12 +82,12 @@ def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = No
         loss += local.detach()
 
     with _phase(phases, "gradient_reduce"):
-        trainer.parameters.reduce()
+        trainer.parameters.reduce(trainer.wire.ledger)
         totals = _totals(trainer, loss, slots)
         norm = trainer.parameters.norm()
     mean, counts = float(totals[0]) / divisor, totals[1:]
     # Both numbers are the same on every rank by now, so every rank decides alike.
-    applied = bool(torch.isfinite(norm)) and mean == mean and abs(mean) != float("inf")
+    applied = bool(torch.isfinite(norm)) and math.isfinite(mean)
     with _phase(phases, "optimizer"):
         if applied:
             clip(trainer.parameters, norm, trainer.train.clip_norm)
@@ -121,7 +122,7 @@ def _agree(trainer: Trainer, work: StepWork | None, trouble: str | None) -> None
 
 def _forward(trainer: Trainer, work: RoundWork, slots: list[RoutingSlot], *, backward: bool = True) -> torch.Tensor:
     if isinstance(trainer.parameters, Sharded):
-        trainer.parameters.count_round(backward=backward)
+        trainer.parameters.count_round(trainer.wire.ledger, backward=backward)
     tokens = work.tokens.to(trainer.device, non_blocking=True)
     labels = work.labels.to(trainer.device, non_blocking=True)
     return trainer.parameters.model(tokens, labels, work.frame, trainer.wire, slots)

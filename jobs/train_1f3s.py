@@ -1,0 +1,18 @@
+"""Train a 1F3S hybrid-attention MoE model with layerwise repacking, on Ray Train.
+
+python jobs/train_1f3s.py                                    # local: 8 CPU workers seen as 2 nodes of 4
+python jobs/train_1f3s.py --run jobs/1f3s_gpu.toml           # 64 GPUs
+ray job submit -- python jobs/train_1f3s.py --run.steps 100
+"""
+
+import os
+import sys
+from pathlib import Path
+
+# Every step has other sizes: without this the CUDA allocator fragments.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+from raypack.training.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path(__file__).with_name("1f3s_local.toml"), __doc__))
