@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from raypack.config import ModelConfig, TrainSection
+from raypack.errors import RaypackError
 from raypack.model.hybrid import HybridModel, initialize
+from raypack.model.moe import Routing
 from raypack.model.reference import reference_loss
 from raypack.parallel.groups import Groups
 from raypack.parallel.ledger import Ledger
@@ -125,9 +127,115 @@ def oracle(case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
     loss = total / max(1, plan.labels)
     grads = torch.autograd.grad(loss, list(state.values()), allow_unused=True)
     pairs = zip(state.items(), grads, strict=True)
-    return float(loss), {n: full(g if g is not None else torch.zeros_like(p)) for (n, p), g in pairs}
+    return float(loss.detach()), {n: full(g if g is not None else torch.zeros_like(p)) for (n, p), g in pairs}
 
 
 def reference_name(name: str) -> str:
     name = name.replace(".attention.", ".")
     return name + ".weight" if name.endswith(("q_norm", "k_norm")) else name
+
+
+def hidden_on_rank(
+    rank: int, world: int, case: Case, plan: Plan, change: tuple[int, int] | None
+) -> dict[tuple[int, int], np.ndarray]:
+    """The last hidden state of every (sample, position) this rank holds; `change` = a token to replace."""
+    trainer = make_trainer(case, plan.topology)
+    model = trainer.parameters.model
+    found: dict[tuple[int, int], np.ndarray] = {}
+    for each in prepare(plan, plan.topology, rank, case.model, loader(case)).rounds:
+        s = each.frame.segments
+        samples = np.repeat(each.frame.samples[s.placement], s.lengths)
+        where = list(zip(samples.tolist(), s.positions.tolist(), strict=True))
+        tokens = each.tokens.clone()
+        for row, place in enumerate(where):
+            if place == change:
+                tokens[row] = (tokens[row] + 1) % case.model.vocabulary
+        kept: list[torch.Tensor] = []
+        hook = model.norm.register_forward_pre_hook(lambda _, x, kept=kept: kept.append(x[0].detach()))
+        with torch.no_grad():
+            model(tokens, each.labels, each.frame, trainer.wire)
+        hook.remove()
+        found.update({place: kept[0][row].numpy().copy() for row, place in enumerate(where)})
+    return found
+
+
+Routings = dict[tuple[int, int, int], list[int]]
+"""Experts chosen for (layer, sample, position)."""
+
+
+def routed_gradients_on_rank(
+    rank: int, world: int, case: Case, plan: Plan, saved: Routings | None
+) -> tuple[float, dict[str, np.ndarray], Routings]:
+    """As `gradients_on_rank`; with `saved`, the router's choices are taken from it. Returns the choices too."""
+    trainer = make_trainer(case, plan.topology)
+    model = trainer.parameters.model
+    chosen: Routings = {}
+    total = 0.0
+    for each in prepare(plan, plan.topology, rank, case.model, loader(case)).rounds:
+        s = each.frame.segments
+        samples = np.repeat(each.frame.samples[s.placement], s.lengths).tolist()
+        where = list(zip(samples, s.positions.tolist(), strict=True))
+        slots = model.slots()
+        if saved is not None:
+            for layer, slot in enumerate(slots):
+                rows = [saved[layer, sample, position] for sample, position in where]
+                experts = torch.tensor(rows, dtype=torch.int64).view(len(where), case.model.experts_active)
+                counts = torch.bincount(experts.flatten(), minlength=case.model.experts)
+                slot.routing = Routing(experts, counts)
+        loss = model(each.tokens, each.labels, each.frame, trainer.wire, slots)
+        (loss / plan.labels).backward()
+        total += float(loss.detach())
+        for layer, slot in enumerate(slots):
+            for (sample, position), experts in zip(where, slot.routing.experts.tolist(), strict=True):
+                chosen[layer, sample, position] = experts
+    trainer.parameters.reduce(trainer.wire.ledger)
+    grads = {name: full(p.grad) for name, p in trainer.parameters.masters.items()}
+    return total / plan.labels, grads, chosen
+
+
+def stepping_on_rank(rank: int, world: int, case: Case, plans: list[Plan], spoil: int | None) -> list[Any]:
+    """Steps through `plans`; at step `spoil` one weight of rank 1 is infinite, and as it was after it."""
+    trainer = make_trainer(case, plans[0].topology, poison=False)
+    out = []
+    for number, plan in enumerate(plans):
+        name, weight = next(iter(trainer.parameters.masters.items()))
+        before = full(weight)
+        local = (weight.to_local() if hasattr(weight, "to_local") else weight).detach()
+        kept = local.clone()
+        if number == spoil and rank == 1:
+            local.fill_(float("inf"))
+        work = prepare(plan, plan.topology, rank, case.model, loader(case))
+        result = train_step(trainer, work)
+        if number == spoil and rank == 1:
+            local.copy_(kept)
+        after = {n: full(p) for n, p in trainer.parameters.masters.items()}
+        out.append((result.loss, result.applied, after, bool(np.array_equal(before, after[name]))))
+    return out
+
+
+def disagreeing_on_rank(rank: int, world: int, case: Case, plans: list[list[Plan]], trouble: dict[int, str]) -> str:
+    """Rank r runs plans[r] in order; returns the text of the error it got."""
+    trainer = make_trainer(case, plans[0][0].topology, poison=False)
+    try:
+        for plan in plans[rank]:
+            work = prepare(plan, plan.topology, rank, case.model, loader(case))
+            train_step(trainer, None if rank in trouble else work, trouble.get(rank))
+    except RaypackError as error:
+        return str(error)
+    return "no error"
+
+
+def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[int, int]:
+    """Groups after the start, and how many more were made while stepping."""
+    trainer = make_trainer(case, plans[0].topology, poison=False)
+    assert trainer.groups is not None
+    made = len(trainer.groups)
+    calls = []
+    original = dist.new_group
+    dist.new_group = lambda *a, **k: calls.append(a) or original(*a, **k)
+    try:
+        for plan in plans:
+            train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
+    finally:
+        dist.new_group = original
+    return made, len(calls)
