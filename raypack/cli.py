@@ -23,6 +23,8 @@ COMMANDS = {
     "data": Entry("raypack.commands.data", "data", "Build a corpus from files, look at one."),
     "plan": Entry("raypack.commands.plan", "plan", "Plan one step of given sample lengths."),
     "evaluate": Entry("raypack.commands.plan", "evaluate", "Cost a plan on a described cluster."),
+    "simulate": Entry("raypack.commands.simulate", "simulate", "Compare policies on a described cluster."),
+    "calibrate": Entry("raypack.commands.calibrate", "calibrate", "Measure the ranks at hand: a cluster file."),
     "inspect": Entry("raypack.commands.inspect", "inspect", "Summarise a run from its records."),
 }
 

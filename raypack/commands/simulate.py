@@ -1,0 +1,177 @@
+"""`raypack simulate`: what each policy would give on a described cluster, step by step, without renting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table as RichTable
+
+from raypack.commands.common import handle_errors, json_option, people_console, write_json
+from raypack.commands.plan import cluster_option, model_option, sync_option, topology_of
+from raypack.config import load_cluster, load_model
+from raypack.errors import RaypackError
+from raypack.planning.plan import POLICIES
+from raypack.planning.policies import DEFAULT_BUDGET
+from raypack.simulate.presets import PRESETS
+from raypack.simulate.replay import Replay, check_policies, replay
+from raypack.simulate.summary import PolicySummary, summarise, to_data
+from raypack.simulate.trace import read_trace
+
+EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about}" for p in PRESETS.values())
+
+
+@click.command(context_settings={"show_default": True, "max_content_width": 120}, epilog=EPILOG)
+@click.option(
+    "--lengths", required=True, help="Length preset (below), or file: .txt, .npy, .npz or .parquet, in tokens."
+)
+@cluster_option
+@model_option
+@click.option("--policies", default=",".join(POLICIES), help="Policies to compare, separated by commas.")
+@click.option("--steps", type=int, default=20, help="Steps to draw.")
+@click.option(
+    "--tokens-per-step", type=int, default=1_048_576, help="A step takes samples until the next exceeds this."
+)
+@click.option("--ranks", type=int, default=None, help="Ranks to plan for, at most the cluster's; default: all.")
+@click.option("--cap", type=int, default=None, help="Tokens of one rank in one round; default: the cluster's.")
+@sync_option
+@click.option(
+    "--budget", type=int, default=DEFAULT_BUDGET, help="Evaluations of local search a step; 0 = plain greedy."
+)
+@click.option("--seed", type=int, default=0, help="Of the preset's lengths and of the order of samples.")
+@click.option("--clip", type=int, default=0, help="Longest sample, tokens: longer ones are cut; 0 = none is.")
+@json_option
+@click.option("--picture", type=click.Path(dir_okay=False), default=None, help="Draw step times to this .png or .svg.")
+@click.option(
+    "--picture-step",
+    type=int,
+    default=None,
+    help="Draw every policy's plan of this step (from 0) to --picture, in place of the step times.",
+)
+@handle_errors
+def simulate(
+    lengths: str,
+    cluster: str,
+    model: str,
+    policies: str,
+    steps: int,
+    tokens_per_step: int,
+    ranks: int | None,
+    cap: int | None,
+    sync: str | None,
+    budget: int,
+    seed: int,
+    clip: int,
+    json_target: str | None,
+    picture: str | None,
+    picture_step: int | None,
+) -> None:
+    """Plan the steps of a length list under several policies and compare what they would cost.
+
+    Nothing runs on the cluster: seconds, bytes and MFU come from the cost model, plan seconds from this machine.
+    """
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    check_policies(names)
+    check_picture(picture, picture_step, steps)
+    asked = {"rank_tokens_max": cap, "sync": sync}
+    machine = load_cluster(cluster, {key: value for key, value in asked.items() if value is not None})
+    network, topology = load_model(model), topology_of(machine, ranks)
+    trace = read_trace(lengths, tokens_per_step=tokens_per_step, seed=seed, clip=clip)
+    with progress_bar(json_target) as progress:
+        task = progress.add_task("plans", total=steps * len(names))
+        run = replay(
+            trace, topology, machine, network, names, steps, budget=budget, progress=lambda: progress.advance(task)
+        )
+    summaries = summarise(run)
+    if picture:
+        draw(run, picture, picture_step)
+    if json_target:
+        write_json(to_data(run, summaries), json_target)
+    if json_target != "-":
+        show(run, summaries, people_console(json_target))
+
+
+def check_picture(picture: str | None, picture_step: int | None, steps: int) -> None:
+    """Raises RaypackError, before hours of planning, for a picture that cannot be drawn."""
+    if picture:
+        from raypack.observe.pictures import check_target
+
+        check_target(picture)
+    if picture_step is None:
+        return
+    if not picture:
+        raise RaypackError(f"picture-step = {picture_step}: needs --picture FILE to draw to")
+    if not 0 <= picture_step < steps:
+        raise RaypackError(f"picture-step = {picture_step}: the steps are 0..{steps - 1}; ask for one of them")
+
+
+def draw(run: Replay, picture: str, picture_step: int | None) -> None:
+    # matplotlib takes most of a second to import; only pictures need it.
+    from raypack.observe import pictures
+
+    if picture_step is None:
+        pictures.draw_step_times(run, picture)
+    else:
+        plans = [planned[picture_step].plan for planned in run.planned.values()]
+        pictures.draw_plans(plans, run.cluster, run.model, picture)
+
+
+def progress_bar(json_target: str | None) -> Progress:
+    """On standard error, so that a table or JSON on standard output stays alone; gone when done."""
+    return Progress(console=Console(stderr=True), transient=True)
+
+
+def show(run: Replay, summaries: Sequence[PolicySummary], console: Console) -> None:
+    """The table for people, by policy."""
+    trace, cluster = run.trace, run.cluster
+    clipped = f", {trace.clipped:,} clipped to {trace.longest:,} tokens" if trace.clipped else ""
+    console.print(f"lengths: {trace.name} ({trace.kind}), {trace.documents:,} documents{clipped}", highlight=False)
+    console.print(f"cluster: {cluster.name} ({cluster.source or 'source not given'})", highlight=False)
+    table = RichTable(
+        title=f"{run.steps} steps of {trace.stream.tokens_per_step:,} tokens, {run.model.name}, "
+        f"{run.topology.world} ranks, sync = {cluster.sync}",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("", no_wrap=True)
+    for each in summaries:
+        table.add_column(each.policy, justify="right", no_wrap=True)
+    for name, cells in zip(FIGURES, zip(*(figures_of(each) for each in summaries), strict=True), strict=True):
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+FIGURES = (
+    "mean step seconds",
+    "p95 step seconds",
+    "x faster than static",
+    "seconds / bound",
+    "  worst step",
+    "MFU",
+    "waiting of a rank",
+    "intra GB a step",
+    "inter GB a step",
+    "wide-parent steps",
+    "rounds a step",
+    "plan seconds",
+)
+
+
+def figures_of(each: PolicySummary) -> list[str]:
+    """The cells of one policy, in the order of `FIGURES`."""
+    return [
+        f"{each.seconds:.4f}",
+        f"{each.seconds_p95:.4f}",
+        "-" if each.speedup is None else f"{each.speedup:.3f}",
+        f"{each.bound_ratio:.4f}",
+        f"{each.bound_ratio_max:.4f}",
+        f"{100 * each.mfu:.1f} %",
+        f"{100 * each.waiting_ratio:.1f} %",
+        f"{each.intra_bytes / 1e9:.4g}",
+        f"{each.inter_bytes / 1e9:.4g}",
+        f"{100 * each.wide_ratio:.0f} %",
+        f"{each.rounds:.2f}",
+        f"{each.plan_seconds:.3f}",
+    ]

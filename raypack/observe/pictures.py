@@ -1,0 +1,230 @@
+"""Pictures for people, PNG or SVG: a plan over time, and step times by policy. Drawn without a display."""
+
+from __future__ import annotations
+
+import colorsys
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from raypack.config import ClusterConfig, ModelConfig
+from raypack.errors import RaypackError
+from raypack.planning.evaluate import Evaluation, evaluate
+from raypack.planning.plan import Plan
+from raypack.simulate.replay import Replay, seconds_of
+from raypack.simulate.timeline import EXCHANGE, FULL, Timeline, timeline
+
+SUFFIXES = (".png", ".svg")
+RANKS_MAX = 1024
+LABELS_MAX = 60
+EXCHANGE_COLOUR = (0.25, 0.25, 0.25)
+WAITING_COLOUR = (0.93, 0.93, 0.93)
+
+
+def check_target(path: str | Path) -> None:
+    """Raises RaypackError for a file that is neither .png nor .svg, or in a folder that is not there."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise RaypackError(f"picture {path}: ends in {path.suffix or 'nothing'}; give a name in .png or .svg")
+    if not path.parent.is_dir():
+        raise RaypackError(f"picture {path}: there is no folder {path.parent}; make it or choose another")
+
+
+def draw_plans(
+    plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfig, path: str | Path, sync: str | None = None
+) -> None:
+    """Draw plans below each other on one time axis: ranks down, time across, one colour a sample.
+
+    Dark = full attention, light = everything else of the same sample, black = exchanges of full layers, grey =
+    waiting; lines between nodes, ticks where a rank leaves a round. Long samples carry `id: length, parent > child`.
+
+    Raises:
+        RaypackError: as `evaluate`; more ranks than a picture can show; a file that cannot be written.
+    """
+    check_target(path)
+    for plan in plans:
+        if plan.topology.world > RANKS_MAX:
+            raise RaypackError(
+                f"picture: {plan.topology.world} ranks, over the {RANKS_MAX} that one can show; ask for fewer --ranks"
+            )
+    lines = [timeline(plan, cluster, model, sync) for plan in plans]
+    heights = [np.clip(0.085 * plan.topology.world, 2.2, 16) + 0.7 for plan in plans]
+    figure, axes = _figure(len(plans), 13, sum(heights) + 0.8, heights)
+    longest = max(line.seconds for line in lines)
+    colours = _sample_colours(plans)
+    for axis, plan, line in zip(axes, plans, lines, strict=True):
+        axis.set_xlim(0, longest)
+        _draw_timeline(axis, line, colours)
+        _label_samples(axis, plan, line)
+        axis.set_title(_title(plan, evaluate(plan, cluster, model, sync), cluster), fontsize=9, loc="left")
+    axes[-1].set_xlabel("seconds")
+    figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def draw_step_times(run: Replay, path: str | Path) -> None:
+    """Draw a replay: mean and p95 step seconds by policy, and seconds / area bound of every step.
+
+    Raises:
+        RaypackError: a file that cannot be written.
+    """
+    check_target(path)
+    figure, (left, right) = _figure(1, 12, 4.5, [1], columns=2)
+    names = list(run.planned)
+    every = [seconds_of(run.planned[name]) for name in names]
+    bound = np.mean([each.figures.bound_seconds for each in run.planned[names[0]]])
+    means = [float(seconds.mean()) for seconds in every]
+    p95 = [float(np.percentile(seconds, 95, method="inverted_cdf")) for seconds in every]
+    bars = left.bar(names, means, color=[f"C{i}" for i in range(len(names))], label="mean")
+    left.bar_label(bars, labels=[f"{mean:.3g}" for mean in means], fontsize=8, label_type="center", color="white")
+    left.scatter(names, p95, marker="_", s=300, color="black", label="95th percentile", zorder=3)
+    left.axhline(bound, color="black", linestyle=":", label="area bound, mean")
+    left.set_ylabel("seconds of a step")
+    left.margins(y=0.15)
+    left.legend(fontsize=8, frameon=False)
+    left.tick_params(axis="x", labelsize=8)
+    for number, name in enumerate(names):
+        ratios = [each.figures.bound_ratio for each in run.planned[name]]
+        # Policies often coincide: later lines are thinner, so that the earlier ones show behind them.
+        right.plot(range(run.steps), ratios, marker=".", linewidth=6 - number, color=f"C{number}", label=name)
+    right.axhline(1, color="black", linestyle=":")
+    right.set_xlabel("step")
+    right.set_ylabel("seconds / area bound")
+    right.xaxis.get_major_locator().set_params(integer=True)
+    right.legend(fontsize=8, frameon=False)
+    figure.suptitle(
+        f"{run.trace.name}, {run.trace.stream.tokens_per_step:,} tokens a step: {run.model.name} on "
+        f"{run.cluster.name}, {run.topology.world} ranks, sync = {run.cluster.sync}",
+        fontsize=10,
+    )
+    _save(figure, path)
+
+
+def _figure(
+    rows: int, width: float, height: float, heights: Sequence[float], columns: int = 1
+) -> tuple[Figure, list[Axes]]:
+    # A figure of its own canvas: nothing of pyplot's process-wide state, no display.
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
+    return figure, list(axes.flat)
+
+
+def _draw_timeline(axis: Axes, line: Timeline, colours: dict[int, tuple[int, float]]) -> None:
+    topology = line.topology
+    left, right = line.start, line.start + line.duration
+    top, bottom = line.rank.astype(np.float64), line.rank + 1.0
+    corners = np.stack(
+        [
+            np.stack([left, top], 1),
+            np.stack([right, top], 1),
+            np.stack([right, bottom], 1),
+            np.stack([left, bottom], 1),
+        ],
+        1,
+    )
+    faces = np.array(
+        [
+            _colour(kind, colours.get(sample))
+            for kind, sample in zip(line.kind.tolist(), line.sample.tolist(), strict=True)
+        ]
+    )
+    axis.axvspan(0, line.seconds, color=WAITING_COLOUR, linewidth=0, zorder=0)
+    axis.axvline(line.seconds, color="black", linewidth=0.8)
+    # Tens of thousands of vector rectangles make an SVG that no viewer opens.
+    axis.add_collection(
+        PolyCollection(corners, facecolors=faces, linewidths=0, antialiased=False, rasterized=len(faces) > 20_000)
+    )
+    for ends in line.round_ends[:-1]:
+        axis.vlines(ends, np.arange(topology.world), np.arange(topology.world) + 1, color="black", linewidth=1)
+    for first in topology.node_firsts[1:]:
+        axis.axhline(first, color="black", linewidth=0.8)
+    axis.set_ylim(topology.world, 0)
+    axis.set_yticks([first + size / 2 for first, size in zip(topology.node_firsts, topology.nodes, strict=True)])
+    axis.set_yticklabels([f"node {i}" for i in range(len(topology.nodes))] if len(topology.nodes) <= 40 else [])
+    axis.tick_params(labelsize=8)
+    axis.tick_params(axis="y", length=0)
+
+
+def _sample_colours(plans: Sequence[Plan]) -> dict[int, float]:
+    """A hue for each sample, the same in every plan; neighbours in length differ most (golden angle)."""
+    lengths = {p.sample: p.length for plan in plans for p in plan.placements}
+    ordered = sorted(lengths, key=lambda sample: (-lengths[sample], sample))
+    return {sample: (0.02 + 0.61803398875 * i) % 1.0 for i, sample in enumerate(ordered)}
+
+
+def _colour(kind: int, hue: float | None) -> tuple[float, float, float]:
+    if kind == EXCHANGE or hue is None:
+        return EXCHANGE_COLOUR
+    return colorsys.hsv_to_rgb(hue, 0.8, 0.72) if kind == FULL else colorsys.hsv_to_rgb(hue, 0.3, 0.97)
+
+
+def _label_samples(axis: Axes, plan: Plan, line: Timeline) -> None:
+    """Name the samples whose full part is large enough to be read, largest first."""
+    placed = sorted(plan.placements, key=lambda p: (-p.length * p.length, p.sample))[:LABELS_MAX]
+    _, high = axis.get_xlim()
+    for p in placed:
+        mine = (line.sample == p.sample) & (line.kind == FULL)
+        if not mine.any():
+            continue
+        low, end = float(line.start[mine].min()), float((line.start + line.duration)[mine].max())
+        text = f"{p.sample}: {_tokens(p.length)}, {p.parent.width} > {p.child.width}"
+        if (end - low) / high < 0.0048 * len(text) or p.parent.width / plan.topology.world < 0.03:
+            continue
+        axis.text(
+            (low + end) / 2,
+            p.parent.first + p.parent.width / 2,
+            text,
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white",
+            clip_on=True,
+        )
+
+
+def _tokens(count: int) -> str:
+    return f"{count / 1024:.1f}K" if count >= 1024 else str(count)
+
+
+def _title(plan: Plan, figures: Evaluation, cluster: ClusterConfig) -> str:
+    waiting = float(figures.rank_waiting.mean()) / figures.seconds
+    return (
+        f"{plan.policy} on {cluster.name}, {figures.ranks} ranks, sync = {figures.sync}: {figures.seconds:.4g} s, "
+        f"{figures.bound_ratio:.3f} x area bound, waiting {100 * waiting:.1f} %, "
+        f"{sum(len(r.placements) for r in plan.rounds)} samples, {figures.rounds} round{'s' * (figures.rounds > 1)}"
+    )
+
+
+def _legend() -> list[Patch]:
+    return [
+        Patch(facecolor=_colour(FULL, 0.6), label="full attention (label: sample: tokens, parent > child)"),
+        Patch(facecolor=_colour(2, 0.6), label="everything else of the same sample (cheap)"),
+        Patch(facecolor=EXCHANGE_COLOUR, label="exchanges of full layers, round costs"),
+        Patch(facecolor=WAITING_COLOUR, edgecolor="grey", label="waiting"),
+    ]
+
+
+def _save(figure: Figure, path: str | Path) -> None:
+    """Write the whole picture or nothing; the same bytes each time."""
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        with mpl.rc_context({"svg.hashsalt": "raypack"}):
+            figure.savefig(temporary, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        temporary.replace(path)
+    except OSError as error:
+        raise RaypackError(f"cannot write picture {path}: {error.strerror or error}; choose another file") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

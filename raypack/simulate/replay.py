@@ -1,0 +1,117 @@
+"""Replay: plan and cost every step of a trace under every policy (pure but for the stopwatch)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raypack.config import ClusterConfig, ModelConfig
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.cost import Costs
+from raypack.planning.evaluate import Evaluation, evaluate
+from raypack.planning.plan import POLICIES, Plan
+from raypack.planning.policies import DEFAULT_BUDGET, make_plan
+from raypack.planning.problem import Problem
+from raypack.planning.table import Samples
+from raypack.simulate.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One step under one policy. `plan_seconds` = wall clock of `make_plan` on this machine."""
+
+    step: int
+    plan: Plan
+    figures: Evaluation
+    plan_seconds: float
+
+    @property
+    def wide(self) -> bool:
+        """Whether some parent spans nodes."""
+        topology = self.plan.topology
+        return any(not topology.in_one_node(p.parent) for p in self.plan.placements)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A simulated run: by policy, in the order asked for, one `Planned` a step."""
+
+    trace: Trace
+    topology: Topology
+    cluster: ClusterConfig
+    model: ModelConfig
+    budget: int
+    planned: dict[str, tuple[Planned, ...]]
+
+    @property
+    def steps(self) -> int:
+        return len(next(iter(self.planned.values())))
+
+
+def replay(
+    trace: Trace,
+    topology: Topology,
+    cluster: ClusterConfig,
+    model: ModelConfig,
+    policies: Sequence[str],
+    steps: int,
+    *,
+    budget: int = DEFAULT_BUDGET,
+    progress: Callable[[], None] = lambda: None,
+) -> Replay:
+    """Plan `steps` steps of the trace under each policy.
+
+    Args:
+        policies: distinct names out of `POLICIES`.
+        budget: evaluations of local search a step.
+        progress: called after each plan, `steps x policies` times.
+
+    Raises:
+        RaypackError: an unknown or repeated policy, none at all, steps below 1, or a document of the trace (drawn or
+            not) that fits nowhere.
+    """
+    if steps < 1:
+        raise RaypackError(f"steps = {steps}: must be at least 1")
+    check_policies(policies)
+    check_longest(trace, topology, cluster, model)
+    planned: dict[str, list[Planned]] = {policy: [] for policy in policies}
+    for step, samples in enumerate(trace.steps(steps)):
+        for policy in policies:
+            started = time.perf_counter()
+            plan = make_plan(samples, topology, cluster, model, policy, step=step, budget=budget, longest=trace.longest)
+            seconds = time.perf_counter() - started
+            planned[policy].append(Planned(step, plan, evaluate(plan, cluster, model), seconds))
+            progress()
+    return Replay(trace, topology, cluster, model, budget, {name: tuple(each) for name, each in planned.items()})
+
+
+def check_policies(policies: Sequence[str]) -> None:
+    """Raises RaypackError for no policy, an unknown or a repeated one."""
+    if not policies:
+        raise RaypackError(f"policies: there is none; name some of {', '.join(POLICIES)}")
+    for number, policy in enumerate(policies):
+        if policy not in POLICIES:
+            raise RaypackError(f"policies: unknown {policy!r}; there are {', '.join(POLICIES)}")
+        if policy in policies[:number]:
+            raise RaypackError(f"policies: {policy!r} occurs twice; name each once")
+
+
+def check_longest(trace: Trace, topology: Topology, cluster: ClusterConfig, model: ModelConfig) -> None:
+    """Raises RaypackError where the longest document of the trace fits no block, whether a step draws it or not."""
+    lengths = trace.stream.samples.lengths
+    at = int(lengths.argmax())
+    longest = Samples(trace.stream.samples.ids[at : at + 1], lengths[at : at + 1], lengths[at : at + 1] - 1)
+    problem = Problem(longest, topology, Costs(model, cluster), cluster.sync, trace.longest, "none", 0)
+    try:
+        problem.check_fits()
+    except RaypackError as error:
+        raise RaypackError(f"{error}; here --clip TOKENS shortens samples") from None
+
+
+def seconds_of(planned: Sequence[Planned]) -> np.ndarray:
+    """Step seconds, float64 [steps]."""
+    return np.array([each.figures.seconds for each in planned])
