@@ -10,7 +10,7 @@ import click
 from rich.table import Table as RichTable
 
 from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
-from raypack.config import ClusterConfig, load_cluster, load_model, preset_names
+from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model, preset_names
 from raypack.data.lengths import read_lengths
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
@@ -34,6 +34,12 @@ model_option = click.option(
     show_default=True,
     help=f"Model preset ({', '.join(preset_names('models'))}) or .toml file.",
 )
+picture_option = click.option(
+    "--picture",
+    type=click.Path(dir_okay=False),
+    default=None,
+    help="Draw the plan to this .png or .svg: ranks down, time across.",
+)
 sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]), default=None, help=SYNC_HELP)
 
 
@@ -47,6 +53,7 @@ sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]
 @sync_option
 @click.option("--budget", type=int, default=DEFAULT_BUDGET, help="Evaluations of local search; 0 = plain greedy.")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="Write the plan as JSON to this file.")
+@picture_option
 @json_option
 @handle_errors
 def plan(
@@ -59,6 +66,7 @@ def plan(
     sync: str | None,
     budget: int,
     out: str | None,
+    picture: str | None,
     json_target: str | None,
 ) -> None:
     """Plan one step: which ranks hold and compute each sample, and how far that is from the bound."""
@@ -74,6 +82,8 @@ def plan(
     made = make_plan(samples, topology, machine, network, policy, budget=budget)
     plan_seconds = time.perf_counter() - started
     figures = evaluate_plan(made, machine, network)
+    if picture:
+        draw(made, machine, network, picture)
     if out:
         write_text(made.to_json() + "\n", out)
     show(made, figures, machine, json_target, {"plan_seconds": plan_seconds})
@@ -84,9 +94,12 @@ def plan(
 @cluster_option
 @model_option
 @sync_option
+@picture_option
 @json_option
 @handle_errors
-def evaluate(plan_file: str, cluster: str, model: str, sync: str | None, json_target: str | None) -> None:
+def evaluate(
+    plan_file: str, cluster: str, model: str, sync: str | None, picture: str | None, json_target: str | None
+) -> None:
     """Cost the plan in PLAN.json; ranks and nodes come from the plan, rates and cap from the cluster."""
     try:
         text = Path(plan_file).read_text(encoding="utf-8")
@@ -95,6 +108,8 @@ def evaluate(plan_file: str, cluster: str, model: str, sync: str | None, json_ta
     machine, network = load_cluster(cluster), load_model(model)
     given = plan_from_json(text)
     figures = evaluate_plan(given, machine, network, sync)
+    if picture:
+        draw(given, machine, network, picture, sync)
     show(given, figures, machine, json_target, {"plan_seconds": None})
 
 
@@ -112,6 +127,13 @@ def topology_of(cluster: ClusterConfig, ranks: int | None) -> Topology:
             f"{cluster.ranks_per_node}); ask for 1..{there} or give another cluster"
         )
     return Topology.regular(wanted, cluster.ranks_per_node)
+
+
+def draw(made: Plan, cluster: ClusterConfig, model: ModelConfig, picture: str, sync: str | None = None) -> None:
+    # matplotlib takes most of a second to import; only pictures need it.
+    from raypack.observe.pictures import draw_plans
+
+    draw_plans([made], cluster, model, picture, sync)
 
 
 def show(

@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
@@ -26,6 +27,8 @@ from raypack.simulate.timeline import EXCHANGE, FULL, Timeline, timeline
 SUFFIXES = (".png", ".svg")
 RANKS_MAX = 1024
 LABELS_MAX = 60
+VECTORS_MAX = 20_000
+"""An SVG of more rectangles opens in no viewer; they become an image in it."""
 EXCHANGE_COLOUR = (0.25, 0.25, 0.25)
 WAITING_COLOUR = (0.93, 0.93, 0.93)
 
@@ -81,7 +84,7 @@ def draw_step_times(run: Replay, path: str | Path) -> None:
     figure, (left, right) = _figure(1, 12, 4.5, [1], columns=2)
     names = list(run.planned)
     every = [seconds_of(run.planned[name]) for name in names]
-    bound = np.mean([each.figures.bound_seconds for each in run.planned[names[0]]])
+    bound = float(np.mean([each.figures.bound_seconds for each in run.planned[names[0]]]))
     means = [float(seconds.mean()) for seconds in every]
     p95 = [float(np.percentile(seconds, 95, method="inverted_cdf")) for seconds in every]
     bars = left.bar(names, means, color=[f"C{i}" for i in range(len(names))], label="mean")
@@ -99,7 +102,7 @@ def draw_step_times(run: Replay, path: str | Path) -> None:
     right.axhline(1, color="black", linestyle=":")
     right.set_xlabel("step")
     right.set_ylabel("seconds / area bound")
-    right.xaxis.get_major_locator().set_params(integer=True)
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.legend(fontsize=8, frameon=False)
     figure.suptitle(
         f"{run.trace.name}, {run.trace.stream.tokens_per_step:,} tokens a step: {run.model.name} on "
@@ -119,31 +122,19 @@ def _figure(
     return figure, list(axes.flat)
 
 
-def _draw_timeline(axis: Axes, line: Timeline, colours: dict[int, tuple[int, float]]) -> None:
+def _draw_timeline(axis: Axes, line: Timeline, colours: dict[int, float]) -> None:
     topology = line.topology
     left, right = line.start, line.start + line.duration
     top, bottom = line.rank.astype(np.float64), line.rank + 1.0
-    corners = np.stack(
-        [
-            np.stack([left, top], 1),
-            np.stack([right, top], 1),
-            np.stack([right, bottom], 1),
-            np.stack([left, bottom], 1),
-        ],
-        1,
-    )
-    faces = np.array(
-        [
-            _colour(kind, colours.get(sample))
-            for kind, sample in zip(line.kind.tolist(), line.sample.tolist(), strict=True)
-        ]
-    )
+    edges = ((left, top), (right, top), (right, bottom), (left, bottom))
+    corners = np.stack([np.stack(edge, axis=1) for edge in edges], axis=1)
+    parts = zip(line.kind.tolist(), line.sample.tolist(), strict=True)
+    faces = [_colour(kind, colours.get(sample)) for kind, sample in parts]
     axis.axvspan(0, line.seconds, color=WAITING_COLOUR, linewidth=0, zorder=0)
     axis.axvline(line.seconds, color="black", linewidth=0.8)
-    # Tens of thousands of vector rectangles make an SVG that no viewer opens.
-    axis.add_collection(
-        PolyCollection(corners, facecolors=faces, linewidths=0, antialiased=False, rasterized=len(faces) > 20_000)
-    )
+    rectangles = PolyCollection(list(corners), facecolors=faces, linewidths=0, antialiased=False)
+    rectangles.set_rasterized(len(faces) > VECTORS_MAX)
+    axis.add_collection(rectangles)
     for ends in line.round_ends[:-1]:
         axis.vlines(ends, np.arange(topology.world), np.arange(topology.world) + 1, color="black", linewidth=1)
     for first in topology.node_firsts[1:]:
