@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # loopback only; must be set before Ray is imported
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.pool import Pool
 
 settings.register_profile(
     "quick", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -21,10 +25,6 @@ settings.register_profile(  # shrinking a case that hangs or kills ranks costs m
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-import pytest
-
-from tests.pool import Pool
 
 
 @pytest.fixture(scope="session")

@@ -36,10 +36,10 @@ class Case:
 
 
 def tiny_model(**changes: Any) -> ModelConfig:
-    values = dict(
-        pattern="FS", layers=2, width=12, heads=4, kv_heads=2, head_dim=4, window=5, vocabulary=23,
-        experts=4, experts_active=2, expert_width=6, ffn_width=10, norm_eps=1e-6,
-    )  # fmt: skip
+    values: dict[str, Any] = {
+        "pattern": "FS", "layers": 2, "width": 12, "heads": 4, "kv_heads": 2, "head_dim": 4, "window": 5,
+        "vocabulary": 23, "experts": 4, "experts_active": 2, "expert_width": 6, "ffn_width": 10,
+    }  # fmt: skip
     return ModelConfig(**{**values, **changes})
 
 

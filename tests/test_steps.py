@@ -56,8 +56,8 @@ def test_changing_a_token_leaves_everything_before_it_and_every_other_document_a
     for rank_after in pool.run(4, hidden_on_rank, case, REPACKED, change):
         after.update(rank_after)
     assert len(before) == REPACKED.tokens
-    for sample, position in before:
-        same = np.array_equal(before[sample, position], after[sample, position])
+    for (sample, position), state in before.items():
+        same = np.array_equal(state, after[sample, position])
         if sample != change[0] or position < change[1]:
             assert same, (sample, position)
     assert not np.array_equal(before[change], after[change])

@@ -1,6 +1,6 @@
 """From one layout to another: one all-to-all and the row moves around it (design section 4).
 
-Everything here is decided on the host from a `Layout`; `run.py`-free arithmetic only, no communication. Units: a
+Everything here is decided on the host from a `Layout`; nothing here communicates (`wire` does). Units: a
 *vector* is one head of one token, `head_dim` numbers. Token tensors are [rows, heads, head_dim] with the heads of a
 token in the order Q, K, V; the *wire* is [vectors, head_dim], ordered (destination, placement, token, head).
 
@@ -10,8 +10,10 @@ exact adjoint: rows back, and the copies of a KV head summed in rank order, neve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -133,10 +135,16 @@ class Exchange:
 
     # -- tokens -> heads ----------------------------------------------------------------------------------------
 
-    def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """Token tensor [rows, heads, head_dim] -> wire [sum(send), head_dim]."""
+    @cached_property
+    def keeps_received(self) -> bool:
+        """Whether some call is a view of the received wire, which then must not be used again."""
+        parts = Counter(piece.call for piece in self.gather if self.calls[piece.call].vectors)
+        return 1 in parts.values()
+
+    def pack(self, x: torch.Tensor, buffer: torch.Tensor | None = None) -> torch.Tensor:
+        """Token tensor [rows, heads, head_dim] -> wire [sum(send), head_dim], in `buffer` where one is given."""
         x = x.contiguous()
-        wire = x.new_empty(sum(self.send), x.shape[-1])
+        wire = x.new_empty(sum(self.send), x.shape[-1]) if buffer is None else buffer
         for move in self.moves:
             _on_wire(move, wire).copy_(_on_tokens(move, x))
         return wire
@@ -163,13 +171,18 @@ class Exchange:
 
     # -- heads -> tokens ----------------------------------------------------------------------------------------
 
-    def pack_calls(self, calls: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Call tensors -> wire [sum(receive), head_dim]: what `unpack` received, sent back."""
+    def pack_calls(
+        self, calls: Sequence[torch.Tensor], like: torch.Tensor, buffer: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Call tensors -> wire [sum(receive), head_dim]: what `unpack` received, sent back.
+
+        No copy where one call's rows are the wire's already; else in `buffer` where one is given.
+        """
         parts = [calls[p.call][p.row : p.row + p.rows] for p in self.pieces if self.calls[p.call].vectors]
         if not parts:
             return like.new_empty(0, like.shape[-1])
         flat = [part.reshape(-1, part.shape[-1]) for part in parts]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
+        return flat[0] if len(flat) == 1 else torch.cat(flat, out=buffer)
 
     def unpack_tokens(self, wire: torch.Tensor, calls: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Returned wire [sum(send), head_dim] -> token tensor; copies of a KV head are summed in rank order."""
