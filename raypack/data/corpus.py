@@ -42,10 +42,16 @@ class Documents(Protocol):
 
     vocabulary: int
     fingerprint: str
-    lengths: np.ndarray
-    """int64 [documents], tokens."""
-    labels: np.ndarray
-    """int64 [documents], labels."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [documents], tokens."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [documents], labels."""
+        ...
 
     def documents(self, split: Split) -> np.ndarray:
         """int64 indices of the documents of a split, ascending."""

@@ -94,7 +94,7 @@ class CorpusWriter:
         self._lock = (self._folder / LOCK_NAME).open("wb")
         with suppress(OSError):  # a file system without locks: nobody clears up after us then
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        kinds = (token_type(vocabulary), INT64, INT64, UINT8)
+        kinds: tuple[np.dtype[Any], ...] = (token_type(vocabulary), INT64, INT64, UINT8)
         self._columns = [Column(self._folder / name, kind) for name, kind in zip(FILES, kinds, strict=True)]
         self.tokens, self._offsets, self._labels, self._holdout = self._columns
         self._offsets.append([0])

@@ -52,10 +52,8 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, frame: Frame, wire: Wire, slot: RoutingSlot) -> torch.Tensor:
         """[rows, width] -> [rows, width], replaying in backward what `frame.recompute` says."""
-        if frame.recompute == "full":
-            x = _replayed(self._attend, x, frame, wire)
-        else:
-            x = self._attend(x, frame, wire)
+        full = frame.recompute == "full"
+        x = _replayed(self._attend, x, frame, wire) if full else self._attend(x, frame, wire)
         # More rows than a chunk are recomputed chunk by chunk anyway; once more around them would be a third forward.
         if frame.recompute == "none" or len(x) > self.chunk_tokens:
             return self._feed(x, slot)

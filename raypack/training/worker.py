@@ -16,7 +16,6 @@ import ray.train
 import torch
 import torch.distributed as dist
 
-import raypack
 from raypack.config import Config
 from raypack.data.corpus import Corpus
 from raypack.data.loader import load_rows
@@ -39,6 +38,7 @@ from raypack.training.parameters import build_parameters
 from raypack.training.peak import matmul_rate
 from raypack.training.step import StepResult, Trainer, evaluate_loss, train_step
 from raypack.training.work import StepWork, prepare
+from raypack.version import code_version
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _set_up(settings: WorkerSettings) -> Run:
     parameters = build_parameters(config.model, config.train, config.run.seed, groups, device)
     optimizer = build_optimizer(parameters.masters, config.train)
     model_digest = digest_of(config.model.model_dump_json()).hex()
-    identity = digest_of(raypack.__version__, config.model_dump_json(), model_digest, corpus.fingerprint)
+    identity = digest_of(code_version(), config.model_dump_json(), model_digest, corpus.fingerprint)
     trainer = Trainer(
         parameters, optimizer, config.train, config.run.steps, Wire(groups, Ledger(topology, rank)), groups, device,
         identity, settings.attempt,

@@ -1,0 +1,19 @@
+"""Which code runs: ranks with different files must not train together, whatever version they call themselves."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import raypack
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The package's version and a digest of its source files."""
+    root = Path(raypack.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return f"{raypack.__version__}+{digest.hexdigest()[:16]}"
