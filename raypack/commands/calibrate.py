@@ -1,0 +1,143 @@
+"""`raypack calibrate`: measure the ranks at hand and write a cluster file for `--cluster`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.simulate.calibrate import Calibration, Measurements, check_equal, rough, to_data, to_toml
+from raypack.simulate.calibrate import calibrate as fit_figures
+
+
+@click.command(context_settings={"show_default": True, "max_content_width": 120})
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Write the cluster file here (.toml).")
+@click.option("--ranks", type=int, default=None, help="Processes to start here; default: one a GPU, else one a core.")
+@click.option("--nodes", default="", help="Ranks of each simulated node, e.g. 4,4, for trials; default: one node.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA where there is one."
+)
+@click.option("--peak-flops", type=float, default=None, help="FLOP/s of one rank; default: data sheet, else measured.")
+@click.option("--repeats", type=int, default=10, help="Timed calls of each point; the median counts.")
+@click.option("--timeout", type=float, default=300.0, help="Seconds until the measurement is given up.")
+@json_option
+@handle_errors
+def calibrate(
+    out: str,
+    ranks: int | None,
+    nodes: str,
+    device: str,
+    peak_flops: float | None,
+    repeats: int,
+    timeout: float,
+    json_target: str | None,
+) -> None:
+    """Measure matrix products, attention and all-to-alls inside and across nodes, and fit a line to each.
+
+    Alone, it starts processes on this machine (gloo on CPUs, NCCL on GPUs). On several machines start it once a rank:
+    torchrun --nnodes N --nproc-per-node 8 ... -m raypack.cli calibrate --out FILE.toml
+    """
+    check(out, peak_flops, repeats, timeout)
+    # torch takes seconds to import: not for --help.
+    from raypack.simulate.ranks import join_torchrun, under_torchrun
+
+    if under_torchrun():
+        if ranks is not None or nodes:
+            raise RaypackError("ranks and nodes come from torchrun here; leave --ranks and --nodes out")
+        rank, found = join_torchrun(device, repeats, timeout)
+        if rank != 0:
+            return
+    else:
+        found = spawned(ranks, nodes, device, repeats, timeout)
+    made = fit_figures(found, peak_flops=peak_flops, name=Path(out).stem)
+    write_text(to_toml(made), out)
+    if json_target:
+        write_json(to_data(made), json_target)
+    if json_target != "-":
+        show(made, out, people_console(json_target))
+
+
+def check(out: str, peak_flops: float | None, repeats: int, timeout: float) -> None:
+    """Raises RaypackError for what would fail only after minutes of measuring."""
+    if Path(out).suffix != ".toml":
+        raise RaypackError(f"out = {out}: a cluster file ends in .toml, that is how --cluster knows it")
+    if not Path(out).resolve().parent.is_dir():
+        raise RaypackError(f"out = {out}: there is no folder {Path(out).parent}; make it or choose another")
+    for name, value in (("repeats", repeats), ("timeout", timeout), ("peak-flops", peak_flops)):
+        if value is not None and not value > 0:
+            raise RaypackError(f"{name} = {value:g}: must be above 0")
+
+
+def spawned(ranks: int | None, nodes: str, device: str, repeats: int, timeout: float) -> Measurements:
+    from raypack.simulate.ranks import Job, device_kind, spawn_ranks
+
+    kind = device_kind(device)
+    job = Job(topology_of(ranks, nodes, kind), kind, repeats, timeout)
+    with Console(stderr=True).status(f"measuring {job.topology.world} {kind} ranks"):
+        return spawn_ranks(job)
+
+
+def topology_of(ranks: int | None, nodes: str, device: str) -> Topology:
+    """The ranks to start, on one node or on the simulated ones.
+
+    Raises:
+        RaypackError: a number that is none, nodes of unequal size, or nodes that do not add up to the ranks.
+    """
+    if not nodes:
+        world = default_ranks(device) if ranks is None else ranks
+        if world < 1:
+            raise RaypackError(f"ranks = {world}: must be at least 1")
+        return Topology((world,))
+    parts = [part.strip() for part in nodes.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise RaypackError(f"nodes = {nodes!r}: must be rank counts separated by commas, e.g. 4,4")
+    topology = Topology(tuple(int(part) for part in parts))
+    check_equal(topology.nodes)
+    if ranks is not None and ranks != topology.world:
+        raise RaypackError(f"nodes = {nodes} add up to {topology.world}, not to ranks = {ranks}; leave one of them out")
+    return topology
+
+
+def default_ranks(device: str) -> int:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+UNITS = {"matmul": ("TFLOP/s", 1e12), "attention": ("TFLOP/s", 1e12), "intra": ("GB/s", 1e9), "inter": ("GB/s", 1e9)}
+
+
+def show(made: Calibration, out: str, console: Console) -> None:
+    """The table for people: one line a fit."""
+    cluster = made.cluster
+    table = RichTable(
+        title=f"{cluster.nodes} x {cluster.ranks_per_node} ranks: seconds = fixed + amount / rate", box=box.SIMPLE_HEAD
+    )
+    table.add_column("of one rank")
+    for column in ("rate", "fixed us", "R^2", "worst point", "points"):
+        table.add_column(column, justify="right")
+    for what, fit in made.fits.items():
+        unit, scale = UNITS[what]
+        table.add_row(
+            what,
+            f"{fit.rate / scale:.4g} {unit}",
+            f"{1e6 * fit.fixed:.1f}",
+            f"{fit.r_squared:.4f}",
+            f"{100 * fit.worst:.1f} %",
+            str(fit.points),
+        )
+    table.add_row("attention call", "", f"{1e6 * cluster.launch_seconds:.1f}", "", "", "")
+    console.print(table)
+    console.print(f"peak: {cluster.peak_flops / 1e12:.4g} TFLOP/s, {made.peak_source}", highlight=False)
+    for line in (*rough(made), *made.unmeasured):
+        console.print(line, highlight=False)
+    console.print(f"written to {out}: use it as --cluster {out}", highlight=False, soft_wrap=True)
