@@ -184,6 +184,7 @@ def routed_gradients_on_rank(
                 slot.routing = Routing(experts, counts)
         loss = model(each.tokens, each.labels, each.frame, trainer.wire, slots)
         (loss / plan.labels).backward()
+        trainer.parameters.collect()
         total += float(loss.detach())
         for layer, slot in enumerate(slots):
             for (sample, position), experts in zip(where, slot.routing.experts.tolist(), strict=True):

@@ -42,15 +42,19 @@ class GivenLoss(nn.Module):
         return loss + 0.0 * self.second + (self.second - self.second.detach()) if self.uses_second else loss
 
 
-def given_on_rank(rank: int, world: int, counts: list[list[int]], costs: list[float], second: int) -> tuple:
+def given_on_rank(
+    rank: int, world: int, counts: list[list[int]], costs: list[float], second: int, dtype: str = "float64"
+) -> tuple:
     """`counts[round][rank]` labelled tokens; returns loss and the gradients of both weights."""
     topology = Topology((world,))
     groups = Groups(topology, torch.device("cpu"), 60.0)
-    train = TrainSection(dtype="float64", clip_norm=0.0)
+    train = TrainSection(dtype=dtype, clip_norm=0.0)
     parameters = Replicated.__new__(Replicated)
-    parameters.model = GivenLoss(costs[rank], rank == second).double()
+    parameters.model = GivenLoss(costs[rank], rank == second).to(getattr(torch, dtype))
     parameters.groups = groups
     parameters._used = parameters.masters = dict(parameters.model.named_parameters())
+    if dtype == "bfloat16":
+        parameters.masters = {n: nn.Parameter(p.detach().float()) for n, p in parameters._used.items()}
     optimizer = build_optimizer(parameters.masters, train)
     seen: dict[str, float] = {}
     optimizer.step = lambda: seen.update({n: float(p.grad) for n, p in parameters.masters.items()})
@@ -80,6 +84,12 @@ def test_the_mean_is_over_tokens_not_over_ranks(pool):
 
 def test_the_mean_is_over_the_rounds_of_a_step_too(pool):
     assert pool.run(1, given_on_rank, [[5], [1]], [2.0], 0)[0][:2] == pytest.approx((2.0, 2.0), rel=1e-12)
+
+
+def test_gradients_of_many_rounds_add_up_in_fp32_in_a_bf16_model(pool):
+    """512 rounds of 1/512 each: a bf16 sum stops at 0.5."""
+    ((_, gradient, _),) = pool.run(1, given_on_rank, [[1]] * 512, [1.0], 5, "bfloat16")
+    assert gradient == 1.0
 
 
 def test_the_number_of_ranks_is_no_factor(pool):

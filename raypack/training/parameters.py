@@ -31,6 +31,9 @@ class Parameters(Protocol):
     model: HybridModel
     masters: dict[str, torch.Tensor]
 
+    def collect(self) -> None:
+        """After each round's backward: add its gradients to the masters', never below fp32."""
+
     def reduce(self, ledger: Ledger) -> None:
         """After the last round's backward: make `masters[name].grad` the sum over all ranks."""
 
@@ -80,28 +83,34 @@ class Replicated:
             dict(self._used) if wide(dtype) == dtype else {n: torch.nn.Parameter(v) for n, v in values.items()}
         )
 
+    @torch.no_grad()
+    def collect(self) -> None:
+        for name, used in self._used.items():
+            master = self.masters[name]
+            if used is not master and used.grad is not None:
+                master.grad = used.grad.to(master.dtype) if master.grad is None else master.grad.add_(used.grad)
+                used.grad = None
+
     def reduce(self, ledger: Ledger) -> None:
         # By `requires_grad`, never by "has a gradient": all ranks reduce the same list.
         for names in self._buckets():
-            grads = [_gradient(self._used[n]) for n in names]
-            dtype = wide(grads[0].dtype)
-            flat = torch.cat([g.reshape(-1).to(dtype) for g in grads])
+            grads = [_gradient(self.masters[n]) for n in names]
+            flat = torch.cat([g.reshape(-1) for g in grads])
             if self.groups is not None and self.groups.world is not None:
                 dist.all_reduce(flat, group=self.groups.world)
                 size = flat.numel() * flat.element_size()
                 ledger.count_ring("gradient_reduce", self.groups.world_block, 2, size)
             for name, grad in zip(names, flat.split([g.numel() for g in grads]), strict=True):
-                self._used[name].grad = None
                 self.masters[name].grad = grad.view_as(self.masters[name])
 
     def _buckets(self) -> Iterator[list[str]]:
         names: list[str] = []
         size = 0
-        for name, p in self._used.items():
+        for name, p in self.masters.items():
             if not p.requires_grad:
                 continue
             names.append(name)
-            size += p.numel() * wide(p.dtype).itemsize
+            size += p.numel() * p.itemsize
             if size >= BUCKET_BYTES:
                 yield names
                 names, size = [], 0
@@ -166,6 +175,13 @@ class Sharded:
         ledger.count_ring("parameter_gather", self.block, 2 if backward else 1, count * used)
         if backward:
             ledger.count_ring("gradient_reduce", self.block, 1, count * reduced)
+
+    def release(self) -> None:
+        """After a forward without a backward: drop the gathered parameters, which the next update would outdate."""
+        self.model.reshard()
+
+    def collect(self) -> None:
+        """FSDP2 has added this round's scattered sum to the masters' gradients."""
 
     def reduce(self, ledger: Ledger) -> None:
         for p in self.masters.values():

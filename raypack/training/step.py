@@ -79,6 +79,7 @@ def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = No
             local = _forward(trainer, each, slots[-1])
         with _phase(phases, "backward"):
             (local / divisor).backward()
+            trainer.parameters.collect()
         loss += local.detach()
 
     with _phase(phases, "gradient_reduce"):
@@ -105,6 +106,8 @@ def evaluate_loss(trainer: Trainer, work: StepWork) -> float:
     loss = torch.zeros((), dtype=torch.float64, device=trainer.device)
     for each in work.rounds:
         loss += _forward(trainer, each, trainer.parameters.model.slots(), backward=False)
+    if isinstance(trainer.parameters, Sharded):
+        trainer.parameters.release()
     total = _totals(trainer, loss, [])
     return float(total[0]) / max(1, work.plan.labels)
 
