@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from raypack.config import ModelConfig
@@ -18,6 +19,7 @@ from raypack.model.head import linear_cross_entropy
 from raypack.model.mlp import SwiGLU
 from raypack.model.moe import MoE, Routing
 from raypack.model.norm import RMSNorm
+from raypack.model.stopwatch import PARTS, Stopwatch
 from raypack.parallel.wire import Wire
 
 
@@ -99,6 +101,7 @@ class HybridModel(nn.Module):
         frame: Frame,
         wire: Wire,
         slots: list[RoutingSlot] | None = None,
+        watch: Stopwatch | None = None,
     ) -> torch.Tensor:
         """Sum of the token losses of this rank's rows: 0-dim, at least fp32, never divided here.
 
@@ -106,13 +109,21 @@ class HybridModel(nn.Module):
             tokens: int64 [rows].
             labels: int64 [rows], -100 = none.
             slots: one a layer: router decisions to use, or to fill.
+            watch: marked between layers, where there is one.
         """
         slots = slots if slots is not None else self.slots()
         x = F.embedding(tokens, self.embed.weight)
-        for layer, slot in zip(self.layers, slots, strict=True):
-            x = layer(x, frame, wire, slot)
+        parts = ["embed", *(PARTS[kind] for kind in self.config.kinds), "head"]
+        for layer, slot, before, part in zip(self.layers, slots, parts[:-2], parts[1:-1], strict=True):
+            x = watch.between(x, before, part) if watch else x
+            with record_function(f"layer {part}"):
+                x = layer(x, frame, wire, slot)
+        x = watch.between(x, *parts[-2:]) if watch else x
         weight = self.embed.weight if self.head is None else self.head.weight
-        return linear_cross_entropy(self.norm(x), weight, labels, self.chunk_tokens)
+        loss = linear_cross_entropy(self.norm(x), weight, labels, self.chunk_tokens)
+        if watch:
+            watch.mark("forward", "head")
+        return loss
 
     def slots(self) -> list[RoutingSlot]:
         return [RoutingSlot() for _ in self.layers]

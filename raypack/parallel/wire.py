@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from raypack.parallel.exchange import Exchange
 from raypack.parallel.groups import Groups
@@ -70,7 +71,8 @@ class Wire:
         if self.poison:
             out.fill_(float("nan"))
         started = time.perf_counter()
-        dist.all_to_all_single(out, sent, list(receive), list(send), group=self.groups[exchange.block])
+        with record_function(f"exchange {site}"):
+            dist.all_to_all_single(out, sent, list(receive), list(send), group=self.groups[exchange.block])
         self.ledger.seconds[site] += time.perf_counter() - started
         self.ledger.count_exchange(site, exchange.block, send, sent.shape[-1] * sent.element_size())
 

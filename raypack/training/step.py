@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from raypack.config import TrainSection
 from raypack.model.hybrid import RoutingSlot, expert_counts
+from raypack.model.stopwatch import Stopwatch
 from raypack.parallel.agreement import agree, digest_of
 from raypack.parallel.groups import Groups
 from raypack.parallel.wire import Wire
@@ -34,6 +36,7 @@ class Trainer:
     device: torch.device
     identity: bytes = b""
     attempt: int = 0
+    watch: Stopwatch | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class StepResult:
     lr: float
     expert_load: float
     phases: dict[str, float] = field(default_factory=dict)
+    layers: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = None) -> StepResult:
@@ -79,6 +83,8 @@ def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = No
             local = _forward(trainer, each, slots[-1])
         with _phase(phases, "backward"):
             (local / divisor).backward()
+            if trainer.watch:
+                trainer.watch.mark("backward", "embed")
             trainer.parameters.collect()
         loss += local.detach()
 
@@ -97,7 +103,8 @@ def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = No
             trainer.parameters.publish()
             _balance(trainer, counts)
         trainer.optimizer.zero_grad(set_to_none=True)
-    return StepResult(mean, float(norm), applied, lr, _load(trainer, counts), phases)
+    layers = trainer.watch.take() if trainer.watch else {}
+    return StepResult(mean, float(norm), applied, lr, _load(trainer, counts), phases, layers)
 
 
 @torch.no_grad()
@@ -128,7 +135,10 @@ def _forward(trainer: Trainer, work: RoundWork, slots: list[RoutingSlot], *, bac
         trainer.parameters.count_round(trainer.wire.ledger, backward=backward)
     tokens = work.tokens.to(trainer.device, non_blocking=True)
     labels = work.labels.to(trainer.device, non_blocking=True)
-    return trainer.parameters.model(tokens, labels, work.frame, trainer.wire, slots)
+    watch = trainer.watch if backward else None
+    if watch:
+        watch.start()
+    return trainer.parameters.model(tokens, labels, work.frame, trainer.wire, slots, watch)
 
 
 def _totals(trainer: Trainer, loss: torch.Tensor, slots: list[list[RoutingSlot]]) -> torch.Tensor:
@@ -163,5 +173,6 @@ def _load(trainer: Trainer, counts: torch.Tensor) -> float:
 @contextmanager
 def _phase(phases: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
-    yield
+    with record_function(name):
+        yield
     phases[name] = phases.get(name, 0.0) + time.perf_counter() - started
