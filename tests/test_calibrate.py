@@ -20,7 +20,8 @@ from raypack.cli import main
 from raypack.config import load_cluster
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
-from raypack.simulate.calibrate import PEAKS, Measurements, calibrate, rough, to_toml
+from raypack.planning.plan import check_plan
+from raypack.simulate.calibrate import PEAKS, Measurements, Wanted, calibrate, rough, to_toml
 from raypack.simulate.fit import Series, fit_line
 
 AMOUNTS = (1e4, 1e5, 1e6, 1e7)
@@ -134,6 +135,26 @@ def test_what_cannot_be_measured_is_said() -> None:
         calibrate(replace(FOUND, nodes=(4, 3)))
 
 
+def test_seconds_of_a_round_come_from_the_model_that_was_given() -> None:
+    made = calibrate(replace(FOUND, rounds=Series((1.0, 2.0, 4.0), (0.112, 0.124, 0.148)), model="tiny"))
+    assert made.cluster.round_seconds == pytest.approx(0.012, rel=1e-4)
+    assert made.fits["rounds"].fixed == pytest.approx(0.1, rel=1e-4)
+    assert "round_seconds: tiny" in made.cluster.source
+    assert not any("round_seconds" in text for text in made.unmeasured)
+    assert any("round_seconds" in text for text in calibrate(FOUND).unmeasured)
+
+
+def test_the_plan_that_measures_rounds_has_one_short_sample_a_rank_and_round() -> None:
+    pytest.importorskip("torch")
+    from raypack.simulate.round_cost import empty_plan
+
+    plan = empty_plan((2, 1), 4)
+    check_plan(plan)
+    assert len(plan.rounds) == 4
+    for each in plan.rounds:
+        assert [(p.parent.first, p.child.width, p.length) for p in each.placements] == [(0, 1, 2), (1, 1, 2), (2, 1, 2)]
+
+
 def test_points_far_from_their_line_are_called_rough() -> None:
     assert rough(calibrate(FOUND)) == []
     jumpy = Series(AMOUNTS, (1e-3, 1e-3, 9e-3, 1e-2))
@@ -158,6 +179,9 @@ def invoke(*arguments: object, code: int = 0) -> str:
         (["--out", "x.toml", "--repeats", 0], "repeats = 0"),
         (["--out", "x.toml", "--timeout", -1], "timeout = -1"),
         (["--out", "x.toml", "--peak-flops", 0], "peak-flops = 0"),
+        (["--out", "x.toml", "--model", "gpt"], "no model preset 'gpt'"),
+        (["--out", "x.toml", "--ray", "auto", "--device", "cpu"], "give --ranks"),
+        (["--out", "x.toml", "--ray", "auto", "--ranks", 2], "say --device"),
     ],
 )
 def test_bad_requests_get_one_line(arguments: list, words: str) -> None:
@@ -176,13 +200,17 @@ def test_cuda_without_a_gpu_is_one_line() -> None:
 @pytest.mark.pool
 def test_real_ranks_give_a_file_that_plans(tmp_path: Path) -> None:
     file, out = tmp_path / "here.toml", tmp_path / "fits.json"
-    table = invoke("--nodes", "2,2", "--out", file, "--repeats", 2, "--json", out)
-    assert "intra" in table
+    (tmp_path / "model.toml").write_text("layers = 2\nwidth = 32\n")
+    table = invoke(
+        "--nodes", "1,1", "--out", file, "--repeats", 1, "--json", out, "--model", tmp_path / "model.toml"
+    )  # fmt: skip
+    assert "inter" in table
     data = json.loads(out.read_text())
-    assert set(data["fits"]) == {"matmul", "attention", "intra", "inter"}
+    assert set(data["fits"]) == {"matmul", "attention", "inter", "rounds"}
+    assert 1e-4 < data["cluster"]["round_seconds"] < 1
     written = tomllib.loads(file.read_text())
     assert written == {**data["cluster"], "name": "here"}
-    assert (written["nodes"], written["ranks_per_node"]) == (2, 2)
+    assert (written["nodes"], written["ranks_per_node"]) == (2, 1)
     assert 1e8 < written["peak_flops"] < 1e13, "a CPU rank"
     assert 1e6 < written["inter_rate"] < 1e11
     (tmp_path / "n.txt").write_text("500\n300\n40\n")
@@ -202,10 +230,10 @@ def test_ranks_that_hang_end_with_the_time_out_and_leave_no_file(tmp_path: Path)
 
 @pytest.mark.pool
 def test_a_rank_that_fails_says_why() -> None:
-    from raypack.simulate.ranks import Job, spawn_ranks
+    from raypack.simulate.ranks import spawn_ranks
 
     with pytest.raises(RaypackError, match=r"rank 0 failed: .*quantum"):
-        spawn_ranks(Job(Topology((1,)), "quantum", 1, 60.0))
+        spawn_ranks(Topology((1,)), "quantum", Wanted(1, 60.0))
     assert not multiprocessing.active_children()
 
 
@@ -216,8 +244,8 @@ def all_figures(rank: int, world: int) -> dict:
 
     tiny = Sizes((16, 32), (8, 16), 2, 8, (1000, 4000), torch.float32)
     with pytest.raises(RaypackError, match="equal"):
-        measure(Topology((4, 2)), rank, torch.device("cpu"), repeats=1, timeout=60, sizes=tiny)
-    found = measure(Topology((3, 3)), rank, torch.device("cpu"), repeats=1, timeout=60, sizes=tiny)
+        measure(Topology((4, 2)), rank, torch.device("cpu"), Wanted(1, 60.0), tiny)
+    found = measure(Topology((3, 3)), rank, torch.device("cpu"), Wanted(1, 60.0), tiny)
     return {"matmul": found.matmul, "intra": found.intra, "inter": found.inter}
 
 
@@ -228,6 +256,30 @@ def test_every_rank_measures_the_same_seconds(pool) -> None:
     assert results[0]["intra"].amounts == (1000.0, 4000.0), "two others of the node, equal parts"
     assert results[0]["inter"].amounts == (999.0, 3999.0), "three ranks of the other node, equal parts"
     assert min(results[0]["matmul"].seconds) > 0
+
+
+def test_the_first_failure_is_the_one_that_is_told() -> None:
+    """A rank that fails takes its peers down with it: theirs are not the cause."""
+    from raypack.simulate.ranks import Failure, _collect
+
+    pipes = []
+    for at, text in ((2.0, "rank 0 failed: connection closed by peer"), (1.0, "rank 1 failed: out of memory")):
+        here, there = multiprocessing.Pipe(duplex=False)
+        there.send(Failure(at, text))
+        pipes.append(here)
+    with pytest.raises(RaypackError, match="rank 1 failed: out of memory"):
+        _collect(pipes, 5.0)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_starts_the_ranks_too(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    out = tmp_path / "r.toml"
+    invoke("--ray", "local", "--ranks", 2, "--device", "cpu", "--out", out, "--repeats", 1)
+    cluster = load_cluster(str(out))
+    assert (cluster.nodes, cluster.ranks_per_node) == (1, 2)
+    assert "2 ranks on 1 nodes, CPU, gloo" in cluster.source
 
 
 @pytest.mark.slow

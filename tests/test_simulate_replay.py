@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,14 @@ from raypack.simulate.trace import read_trace
 from tests.planning_cases import CLUSTER, MODEL, lengths
 
 SMALL = ["--ranks", 16, "--steps", 2, "--tokens-per-step", 200_000, "--budget", 0, "--clip", 65_536]
+
+
+def test_the_pure_parts_import_neither_torch_nor_ray() -> None:
+    names = ["simulate.replay", "simulate.summary", "simulate.timeline", "simulate.calibrate", "observe.pictures"]
+    code = "import sys, importlib\n" + "".join(f"importlib.import_module('raypack.{name}')\n" for name in names)
+    code += "print([m for m in ('torch', 'ray') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -142,7 +152,7 @@ def test_help_lists_the_length_presets_with_their_kind() -> None:
         (["--lengths", "prolong", "--tokens-per-step", 0], "tokens-per-step = 0"),
         (["--lengths", "prolong", "--budget", -1], "budget = -1"),
         (["--lengths", "prolong", "--cap", 0], "rank_tokens_max"),
-        (["--lengths", "wikipedia", "--ranks", 8], "length = 1823777 fits no block of 8 ranks"),
+        (["--lengths", "prolong", "--ranks", 8], "fits no block of 8 ranks"),
         (["--lengths", "prolong", "--picture-step", 0], "needs --picture"),
         (["--lengths", "prolong", "--picture", "x.gif"], ".png or .svg"),
         (["--lengths", "prolong", "--picture", "x.png", "--picture-step", 20], "the steps are 0..19"),
@@ -162,7 +172,7 @@ def test_bad_length_files_get_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_a_failed_simulation_writes_nothing(tmp_path: Path) -> None:
-    run("--lengths", "wikipedia", "--ranks", 8, "--json", tmp_path / "x.json", "--picture", tmp_path / "x.png", code=2)
+    run("--lengths", "prolong", "--ranks", 8, "--json", tmp_path / "x.json", "--picture", tmp_path / "x.png", code=2)
     assert list(tmp_path.iterdir()) == []
 
 

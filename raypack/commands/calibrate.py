@@ -11,19 +11,22 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.config import load_model
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
-from raypack.simulate.calibrate import Calibration, Measurements, check_equal, rough, to_data, to_toml
+from raypack.simulate.calibrate import Calibration, Measurements, Wanted, check_equal, rough, to_data, to_toml
 from raypack.simulate.calibrate import calibrate as fit_figures
+from raypack.simulate.fit import LineFit
 
 
 @click.command(context_settings={"show_default": True, "max_content_width": 120})
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="Write the cluster file here (.toml).")
-@click.option("--ranks", type=int, default=None, help="Processes to start here; default: one a GPU, else one a core.")
+@click.option("--ranks", type=int, default=None, help="Ranks; default: one a GPU of this machine, else one a core.")
 @click.option("--nodes", default="", help="Ranks of each simulated node, e.g. 4,4, for trials; default: one node.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA where there is one."
-)
+@click.option("--ray", default="", help="Use a Ray cluster: its address, or auto in a Ray job; needs --ranks.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA where there is.")
+@click.option("--model", default="", help="Model preset or .toml file to measure round_seconds with; default: not.")
+@click.option("--shard", type=click.Choice(["none", "world"]), default="none", help="That model's parameters.")
 @click.option("--peak-flops", type=float, default=None, help="FLOP/s of one rank; default: data sheet, else measured.")
 @click.option("--repeats", type=int, default=10, help="Timed calls of each point; the median counts.")
 @click.option("--timeout", type=float, default=300.0, help="Seconds until the measurement is given up.")
@@ -33,7 +36,10 @@ def calibrate(
     out: str,
     ranks: int | None,
     nodes: str,
+    ray: str,
     device: str,
+    model: str,
+    shard: str,
     peak_flops: float | None,
     repeats: int,
     timeout: float,
@@ -41,27 +47,47 @@ def calibrate(
 ) -> None:
     """Measure matrix products, attention and all-to-alls inside and across nodes, and fit a line to each.
 
-    Alone, it starts processes on this machine (gloo on CPUs, NCCL on GPUs). On several machines start it once a rank:
-    torchrun --nnodes N --nproc-per-node 8 ... -m raypack.cli calibrate --out FILE.toml
+    Alone, it starts processes on this machine (gloo on CPUs, NCCL on GPUs). On several machines use --ray, or start
+    it once a rank: torchrun --nnodes N --nproc-per-node 8 ... -m raypack.cli calibrate --out FILE.toml
     """
     check(out, peak_flops, repeats, timeout)
-    # torch takes seconds to import: not for --help.
-    from raypack.simulate.ranks import join_torchrun, under_torchrun
-
-    if under_torchrun():
-        if ranks is not None or nodes:
-            raise RaypackError("ranks and nodes come from torchrun here; leave --ranks and --nodes out")
-        rank, found = join_torchrun(device, repeats, timeout)
-        if rank != 0:
-            return
-    else:
-        found = spawned(ranks, nodes, device, repeats, timeout)
+    wanted = Wanted(repeats, timeout, load_model(model) if model else None, shard)
+    found = measured(ranks, nodes, ray, device, wanted)
+    if found is None:
+        return
     made = fit_figures(found, peak_flops=peak_flops, name=Path(out).stem)
     write_text(to_toml(made), out)
     if json_target:
         write_json(to_data(made), json_target)
     if json_target != "-":
         show(made, out, people_console(json_target))
+
+
+def measured(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements | None:
+    """What the ranks at hand measured; None on the ranks of torchrun that have nothing to say."""
+    # torch takes seconds to import: not for --help.
+    from raypack.simulate.ranks import device_kind, join_torchrun, spawn_ranks, under_torchrun
+
+    if under_torchrun():
+        if ranks is not None or nodes or address:
+            raise RaypackError("torchrun has started the ranks; leave --ranks, --nodes and --ray out")
+        rank, found = join_torchrun(device, wanted)
+        return found if rank == 0 else None
+    with Console(stderr=True).status("measuring"):
+        if address:
+            return on_ray(ranks, nodes, address, device, wanted)
+        kind = device_kind(device)
+        return spawn_ranks(topology_of(ranks, nodes, kind), kind, wanted)
+
+
+def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements:
+    if nodes or ranks is None or ranks < 1:
+        raise RaypackError(f"ray = {address}: give --ranks (at least 1) and no --nodes, the machines are the nodes")
+    if device == "auto":
+        raise RaypackError(f"ray = {address}: say --device cpu or cuda; this machine need not be like the workers")
+    from raypack.simulate.on_ray import ray_ranks
+
+    return ray_ranks("" if address == "auto" else address, ranks, device, wanted)
 
 
 def check(out: str, peak_flops: float | None, repeats: int, timeout: float) -> None:
@@ -73,15 +99,6 @@ def check(out: str, peak_flops: float | None, repeats: int, timeout: float) -> N
     for name, value in (("repeats", repeats), ("timeout", timeout), ("peak-flops", peak_flops)):
         if value is not None and not value > 0:
             raise RaypackError(f"{name} = {value:g}: must be above 0")
-
-
-def spawned(ranks: int | None, nodes: str, device: str, repeats: int, timeout: float) -> Measurements:
-    from raypack.simulate.ranks import Job, device_kind, spawn_ranks
-
-    kind = device_kind(device)
-    job = Job(topology_of(ranks, nodes, kind), kind, repeats, timeout)
-    with Console(stderr=True).status(f"measuring {job.topology.world} {kind} ranks"):
-        return spawn_ranks(job)
 
 
 def topology_of(ranks: int | None, nodes: str, device: str) -> Topology:
@@ -113,7 +130,11 @@ def default_ranks(device: str) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-UNITS = {"matmul": ("TFLOP/s", 1e12), "attention": ("TFLOP/s", 1e12), "intra": ("GB/s", 1e9), "inter": ("GB/s", 1e9)}
+def rate_text(what: str, fit: LineFit) -> str:
+    if what == "rounds":
+        return f"{1e3 / fit.rate:.4g} ms each"
+    unit, scale = ("GB/s", 1e9) if what in ("intra", "inter") else ("TFLOP/s", 1e12)
+    return f"{fit.rate / scale:.4g} {unit}"
 
 
 def show(made: Calibration, out: str, console: Console) -> None:
@@ -126,10 +147,9 @@ def show(made: Calibration, out: str, console: Console) -> None:
     for column in ("rate", "fixed us", "R^2", "worst point", "points"):
         table.add_column(column, justify="right")
     for what, fit in made.fits.items():
-        unit, scale = UNITS[what]
         table.add_row(
             what,
-            f"{fit.rate / scale:.4g} {unit}",
+            rate_text(what, fit),
             f"{1e6 * fit.fixed:.1f}",
             f"{fit.r_squared:.4f}",
             f"{100 * fit.worst:.1f} %",

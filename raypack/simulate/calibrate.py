@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from raypack.config import ClusterConfig, build
+from raypack.config import ClusterConfig, ModelConfig, build
 from raypack.errors import RaypackError
 from raypack.simulate.fit import LineFit, Series, fit_line
 
@@ -24,6 +24,23 @@ ROUGH_R_SQUARED, ROUGH_WORST = 0.9, 0.3
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What every rank is asked for.
+
+    Attributes:
+        repeats: timed calls of each point.
+        timeout: seconds of each collective, and of everything together where this process started the ranks.
+        model: measures `round_seconds` too; None = not.
+        shard: where that model's parameters live, `none` or `world`.
+    """
+
+    repeats: int = 10
+    timeout: float = 300.0
+    model: ModelConfig | None = None
+    shard: str = "none"
+
+
+@dataclass(frozen=True)
 class Measurements:
     """Plain data, the same on every rank.
 
@@ -34,6 +51,7 @@ class Measurements:
         launch_seconds: of one attention call with next to no tokens.
         matmul, attention: FLOPs of one rank; attention with its backward.
         intra, inter: bytes that one rank sends to ranks of its own node / of other nodes; None where there are none.
+        rounds: rounds of a training step of `model`; None where no model was given.
     """
 
     nodes: tuple[int, ...]
@@ -43,8 +61,10 @@ class Measurements:
     launch_seconds: float
     matmul: Series
     attention: Series
-    intra: Series | None
-    inter: Series | None
+    intra: Series | None = None
+    inter: Series | None = None
+    rounds: Series | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,13 @@ def calibrate(found: Measurements, *, peak_flops: float | None = None, name: str
         RaypackError: nodes of unequal size, a series that is no line (`fit_line`), or a peak below the rate measured.
     """
     check_equal(found.nodes)
-    series = {"matmul": found.matmul, "attention": found.attention, "intra": found.intra, "inter": found.inter}
+    series: dict[str, Series | None] = {
+        "matmul": found.matmul,
+        "attention": found.attention,
+        "intra": found.intra,
+        "inter": found.inter,
+    }
+    series["rounds"] = found.rounds
     fits = {what: fit_line(points, what) for what, points in series.items() if points is not None}
     rates = fits["matmul"].rate, fits["attention"].rate
     peak, peak_source = _peak(found, max(rates), peak_flops)
@@ -83,11 +109,14 @@ def calibrate(found: Measurements, *, peak_flops: float | None = None, name: str
     for scope, fit in (("intra", intra), ("inter", inter)):
         if fit is not None:
             figures.update({f"{scope}_rate": fit.rate, f"{scope}_latency": fit.fixed})
+    if "rounds" in fits:
+        figures["round_seconds"] = 1 / fits["rounds"].rate
     figures = {key: value if isinstance(value, int) else float(f"{value:.6g}") for key, value in figures.items()}
     source = (
         f"measured by raypack calibrate: {sum(found.nodes)} ranks on {len(found.nodes)} nodes, {found.device}, "
         f"{found.backend}, attention {found.kernel}; peak_flops: {peak_source}"
     )
+    source += f"; round_seconds: {found.model}" if found.model else ""
     cluster = build(ClusterConfig, {"name": name, "source": source, **figures}, "cluster")
     return Calibration(cluster, fits, peak_source, _unmeasured(found))
 
@@ -124,7 +153,9 @@ def rough(made: Calibration) -> list[str]:
 
 def _unmeasured(found: Measurements) -> tuple[str, ...]:
     """Lines about figures of the file that no measurement stands behind."""
-    lines = ["round_seconds, rank_tokens_max, sync, prefetch_layers: defaults, not measured; set them for your model"]
+    lines = ["rank_tokens_max, sync, prefetch_layers: defaults, not measured; set them for your model"]
+    if found.rounds is None:
+        lines.append("round_seconds: the default, not measured; --model measures it")
     if found.inter is None and found.intra is not None:
         lines.append("one node: inter_rate and inter_latency repeat the figures inside a node")
     if found.intra is None and found.inter is not None:

@@ -6,8 +6,6 @@ ranks share cores and caches, as they do in training.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +17,12 @@ from raypack.model.kernels import attention, select_backend
 from raypack.parallel.groups import Groups, backend_for
 from raypack.parallel.topology import Topology
 from raypack.planning.flops import TRAIN_PASSES, causal_pairs
-from raypack.simulate.calibrate import Measurements, check_equal
+from raypack.simulate.calibrate import Measurements, Wanted, check_equal
 from raypack.simulate.fit import Series
+from raypack.simulate.round_cost import measure_rounds, train_settings
+from raypack.simulate.stopwatch import Stopwatch
 
 KIB, MIB = 1024, 1024**2
-WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -63,58 +62,29 @@ CUDA_SIZES = Sizes(
 )
 
 
-class Stopwatch:
-    """Times a call on all ranks together. Every rank makes the same calls in the same order."""
-
-    def __init__(self, host: dist.ProcessGroup | None, device: torch.device, repeats: int) -> None:
-        self.host, self.device, self.repeats = host, device, repeats
-
-    def seconds(self, call: Callable[[], object]) -> float:
-        """Median over the repeats of the slowest rank's seconds."""
-        for _ in range(WARM_UP):
-            self._once(call)
-        return statistics.median(self._once(call) for _ in range(self.repeats))
-
-    def _once(self, call: Callable[[], object]) -> float:
-        self._wait()
-        if self.host is not None:
-            dist.barrier(self.host)
-        started = time.perf_counter()
-        call()
-        self._wait()
-        spent = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
-        if self.host is not None:
-            dist.all_reduce(spent, op=dist.ReduceOp.MAX, group=self.host)
-        return float(spent)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
 def measure(
-    topology: Topology, rank: int, device: torch.device, *, repeats: int, timeout: float, sizes: Sizes | None = None
+    topology: Topology, rank: int, device: torch.device, wanted: Wanted, sizes: Sizes | None = None
 ) -> Measurements:
     """Measure on every rank of the default process group (one rank too); all ranks return the same figures.
 
     Args:
         device: of this rank; decides backend, kernel and sizes.
-        repeats: timed calls of each point, after `WARM_UP` that are not counted.
-        timeout: seconds of each collective.
 
     Raises:
         RaypackError: nodes of unequal size.
     """
     check_equal(topology.nodes)
     sizes = sizes or (CUDA_SIZES if device.type == "cuda" else CPU_SIZES)
-    groups = Groups(topology, device, timeout)
-    watch = Stopwatch(groups.host, device, repeats)
+    groups = Groups(topology, device, wanted.timeout)
+    watch = Stopwatch(groups.host, device, wanted.repeats)
     node = topology.node_block(topology.node_of[rank])
-    intra = inter = None
+    intra = inter = rounds = None
     if node.width > 1:
         intra = _exchanges(watch, groups[node], _inside(topology, rank), sizes.exchange)
     if len(topology.nodes) > 1:
         inter = _exchanges(watch, groups[groups.world_block], _outside(topology, rank), sizes.exchange)
+    if wanted.model is not None:
+        rounds = measure_rounds(groups, watch, wanted.model, train_settings(device, wanted.shard))
     return Measurements(
         nodes=topology.nodes,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -125,6 +95,8 @@ def measure(
         attention=_attentions(watch, sizes, device),
         intra=intra,
         inter=inter,
+        rounds=rounds,
+        model=wanted.model.name if wanted.model else "",
     )
 
 

@@ -12,10 +12,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,18 +24,8 @@ from raypack.errors import RaypackError
 from raypack.parallel.groups import backend_for
 from raypack.parallel.places import topology_of
 from raypack.parallel.topology import Topology
-from raypack.simulate.calibrate import Measurements
+from raypack.simulate.calibrate import Measurements, Wanted
 from raypack.simulate.measure import measure
-
-
-@dataclass(frozen=True)
-class Job:
-    """What each rank needs to know. `device` is `cpu` or `cuda`; `timeout` in seconds."""
-
-    topology: Topology
-    device: str
-    repeats: int
-    timeout: float
 
 
 def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
@@ -55,14 +45,14 @@ def device_kind(asked: str) -> str:
     return asked
 
 
-def spawn_ranks(job: Job) -> Measurements:
-    """Run `measure` on as many processes of this machine as the topology has ranks.
+def spawn_ranks(topology: Topology, kind: str, wanted: Wanted) -> Measurements:
+    """Run `measure` on as many processes of this machine as the topology has ranks, on a `kind` of device.
 
     Raises:
         RaypackError: fewer GPUs than ranks, a rank that failed (its own words), or the time-out; no rank is left over.
     """
-    world = job.topology.world
-    if job.device == "cuda" and torch.cuda.device_count() < world:
+    world = topology.world
+    if kind == "cuda" and torch.cuda.device_count() < world:
         raise RaypackError(f"ranks = {world}: this machine has {torch.cuda.device_count()} GPUs; ask for fewer ranks")
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="raypack-calibrate-") as folder:
@@ -71,13 +61,15 @@ def spawn_ranks(job: Job) -> Measurements:
             for rank in range(world):
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_spawned, args=(job, rank, str(Path(folder) / "store"), there), daemon=True
+                    target=_spawned,
+                    args=(topology, rank, kind, wanted, str(Path(folder) / "store"), there),
+                    daemon=True,
                 )
                 process.start()
                 there.close()
                 pipes.append(here)
                 processes.append(process)
-            return _collect(pipes, job.timeout)
+            return _collect(pipes, wanted.timeout)
         finally:
             for process in processes:
                 process.kill()
@@ -96,42 +88,56 @@ def _collect(pipes: list[Connection], timeout: float) -> Measurements:
             raise RaypackError(
                 f"calibrate: waited timeout = {timeout:g} s for ranks {sorted(waiting)}; raise it or use fewer ranks"
             )
+        failures = []
         for rank in [rank for rank, pipe in waiting.items() if pipe in ready]:
-            try:
-                answer = waiting.pop(rank).recv()
-            except EOFError:
-                raise RaypackError(
-                    f"calibrate: rank {rank} died without a word (out of memory?); use fewer ranks"
-                ) from None
-            if isinstance(answer, str):
-                raise RaypackError(f"calibrate: rank {rank} failed: {answer}")
-            first = answer if rank == 0 else first
+            answer = _answer(waiting.pop(rank), rank)
+            if isinstance(answer, Failure):
+                failures.append(answer)
+            elif rank == 0:
+                first = answer
+        if failures:
+            raise RaypackError(f"calibrate: {min(failures).text}")
     assert first is not None
     return first
 
 
-def _spawned(job: Job, rank: int, store: str, pipe: Connection) -> None:
+class Failure(NamedTuple):
+    """`at` = monotonic seconds: a rank that fails takes others down after it, and its own words are the cause."""
+
+    at: float
+    text: str
+
+
+def _answer(pipe: Connection, rank: int) -> Measurements | Failure:
+    try:
+        answer: Measurements | Failure = pipe.recv()
+        return answer
+    except EOFError:
+        return Failure(time.monotonic(), f"rank {rank} died without a word (out of memory?); use fewer ranks")
+
+
+def _spawned(topology: Topology, rank: int, kind: str, wanted: Wanted, store: str, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
     torch.set_num_threads(1)
     try:
-        device = torch.device("cuda", rank) if job.device == "cuda" else torch.device(job.device)
+        device = torch.device("cuda", rank) if kind == "cuda" else torch.device(kind)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
             backend_for(device),
             init_method=f"file://{store}",
             rank=rank,
-            world_size=job.topology.world,
-            timeout=timedelta(seconds=job.timeout),
+            world_size=topology.world,
+            timeout=timedelta(seconds=wanted.timeout),
         )
-        found = measure(job.topology, rank, device, repeats=job.repeats, timeout=job.timeout)
+        found = measure(topology, rank, device, wanted)
         dist.destroy_process_group()
         pipe.send(found)
     except Exception as error:
-        pipe.send(_one_line(error))
+        pipe.send(Failure(time.monotonic(), f"rank {rank} failed: {_one_line(error)}"))
 
 
-def join_torchrun(device_asked: str, repeats: int, timeout: float) -> tuple[int, Measurements]:
+def join_torchrun(device_asked: str, wanted: Wanted) -> tuple[int, Measurements]:
     """Run `measure` on this process, one rank of those that torchrun has started: (rank, what all ranks know).
 
     Raises:
@@ -142,11 +148,11 @@ def join_torchrun(device_asked: str, repeats: int, timeout: float) -> tuple[int,
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(backend_for(device), timeout=timedelta(seconds=timeout))
+        dist.init_process_group(backend_for(device), timeout=timedelta(seconds=wanted.timeout))
         rank, places = dist.get_rank(), [("", 0)] * dist.get_world_size()
         # torchrun numbers its agents; host names may repeat where machines are containers.
         dist.all_gather_object(places, (os.environ.get("GROUP_RANK", "0"), local))
-        return rank, measure(topology_of(places), rank, device, repeats=repeats, timeout=timeout)
+        return rank, measure(topology_of(places), rank, device, wanted)
     except RuntimeError as error:
         raise RaypackError(f"calibrate: {_one_line(error)}") from None
     finally:
