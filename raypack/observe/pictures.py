@@ -27,6 +27,8 @@ from raypack.simulate.timeline import EXCHANGE, FULL, Timeline, timeline
 SUFFIXES = (".png", ".svg")
 RANKS_MAX = 1024
 LABELS_MAX = 60
+WIDTH = 13.0
+LETTER_INCHES, LINE_INCHES = 0.058, 0.12
 VECTORS_MAX = 20_000
 """An SVG of more rectangles opens in no viewer; they become an image in it."""
 EXCHANGE_COLOUR = (0.25, 0.25, 0.25)
@@ -60,14 +62,14 @@ def draw_plans(
                 f"picture: {plan.topology.world} ranks, over the {RANKS_MAX} that one can show; ask for fewer --ranks"
             )
     lines = [timeline(plan, cluster, model, sync) for plan in plans]
-    heights = [np.clip(0.085 * plan.topology.world, 2.2, 16) + 0.7 for plan in plans]
-    figure, axes = _figure(len(plans), 13, sum(heights) + 0.8, heights)
+    heights = [float(np.clip(0.085 * plan.topology.world, 2.2, 16)) for plan in plans]
+    figure, axes = _figure(len(plans), WIDTH, sum(heights) + 0.7 * len(plans) + 0.8, heights)
     longest = max(line.seconds for line in lines)
     colours = _sample_colours(plans)
-    for axis, plan, line in zip(axes, plans, lines, strict=True):
+    for axis, plan, line, inches in zip(axes, plans, lines, heights, strict=True):
         axis.set_xlim(0, longest)
         _draw_timeline(axis, line, colours)
-        _label_samples(axis, plan, line)
+        _label_samples(axis, plan, line, inches)
         axis.set_title(_title(plan, evaluate(plan, cluster, model, sync), cluster), fontsize=9, loc="left")
     axes[-1].set_xlabel("seconds")
     figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
@@ -159,28 +161,33 @@ def _colour(kind: int, hue: float | None) -> tuple[float, float, float]:
     return colorsys.hsv_to_rgb(hue, 0.8, 0.72) if kind == FULL else colorsys.hsv_to_rgb(hue, 0.3, 0.97)
 
 
-def _label_samples(axis: Axes, plan: Plan, line: Timeline) -> None:
-    """Name the samples whose full part is large enough to be read, largest first."""
-    placed = sorted(plan.placements, key=lambda p: (-p.length * p.length, p.sample))[:LABELS_MAX]
-    _, high = axis.get_xlim()
+def _label_samples(axis: Axes, plan: Plan, line: Timeline, inches: float) -> None:
+    """Name the samples whose full part is large enough, largest first; upright where only that fits.
+
+    Args:
+        inches: height of the axis.
+    """
+    placed = sorted(plan.placements, key=lambda p: (-p.length, p.sample))[:LABELS_MAX]
+    topology, (_, seconds) = plan.topology, axis.get_xlim()
     for p in placed:
         mine = (line.sample == p.sample) & (line.kind == FULL)
         if not mine.any():
             continue
-        low, end = float(line.start[mine].min()), float((line.start + line.duration)[mine].max())
+        left, right = float(line.start[mine].min()), float((line.start + line.duration)[mine].max())
+        # In the middle of a node, where no border crosses the text.
+        middle = p.parent.first + p.parent.width // 2
+        node = p.parent if topology.in_one_node(p.parent) else topology.node_block(topology.node_of[middle])
         text = f"{p.sample}: {_tokens(p.length)}, {p.parent.width} > {p.child.width}"
-        if (end - low) / high < 0.0048 * len(text) or p.parent.width / plan.topology.world < 0.03:
+        across, down = (right - left) / seconds * WIDTH, node.width / topology.world * inches
+        long, high = LETTER_INCHES * len(text), LINE_INCHES
+        if across >= long and down >= high:
+            rotation = 0
+        elif across >= high and down >= long:
+            rotation = 90
+        else:
             continue
-        axis.text(
-            (low + end) / 2,
-            p.parent.first + p.parent.width / 2,
-            text,
-            ha="center",
-            va="center",
-            fontsize=7,
-            color="white",
-            clip_on=True,
-        )
+        where = (left + right) / 2, node.first + node.width / 2
+        axis.text(*where, text, ha="center", va="center", fontsize=7, color="white", clip_on=True, rotation=rotation)
 
 
 def _tokens(count: int) -> str:
