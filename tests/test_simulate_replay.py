@@ -51,7 +51,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Replay:
     path = tmp_path_factory.mktemp("trace") / "n.npy"
     np.save(path, lengths(5, 200, 4000))
     trace = read_trace(str(path), tokens_per_step=20_000, seed=1)
-    return replay(trace, Topology((4, 4)), CLUSTER, MODEL, ["joint", "static"], 3, budget=20)
+    return replay(trace, Topology((4, 4)), CLUSTER, MODEL, ["joint", "static"], 3, budget=20, keep=range(3))
 
 
 def test_every_step_of_every_policy_holds_the_same_samples(small: Replay) -> None:
@@ -84,6 +84,11 @@ def test_summaries_are_the_means_of_what_evaluate_says(small: Replay) -> None:
     assert joint.speedup >= 1
 
 
+def test_plans_are_kept_only_where_asked_for(small: Replay) -> None:
+    done = replay(small.trace, Topology((4, 4)), CLUSTER, MODEL, ["dynamic"], 3, budget=0, keep=[1])
+    assert [each.plan is not None for each in done.planned["dynamic"]] == [False, True, False]
+
+
 def test_a_parent_is_wide_when_it_leaves_its_node(small: Replay) -> None:
     wide = [any(p.parent.width > 4 for p in each.plan.placements) for each in small.planned["static"]]
     assert [each.wide for each in small.planned["static"]] == wide
@@ -93,7 +98,7 @@ def test_a_parent_is_wide_when_it_leaves_its_node(small: Replay) -> None:
 def test_static_is_as_wide_as_the_longest_sample_needs_in_steps_without_it(tmp_path: Path) -> None:
     (tmp_path / "n.txt").write_text("\n".join(["100"] * 40 + ["20000"]))
     trace = read_trace(str(tmp_path / "n.txt"), tokens_per_step=1000, seed=2)
-    done = replay(trace, Topology((4, 4)), CLUSTER, MODEL, ["static"], 3)
+    done = replay(trace, Topology((4, 4)), CLUSTER, MODEL, ["static"], 3, keep=range(3))
     assert {p.parent.width for each in done.planned["static"] for p in each.plan.placements} == {8}
 
 
@@ -103,7 +108,8 @@ def test_json_says_what_was_simulated_and_what_came_out(small: Replay) -> None:
     assert list(data["policies"]) == ["joint", "static"]
     assert [step["step"] for step in data["steps"]] == [0, 1, 2]
     for step in data["steps"]:
-        assert step["tokens"] <= 20_000
+        assert step["longest"] <= step["tokens"] <= 20_000
+        assert step["samples"] > 1
         assert set(step["policies"]["joint"]) >= {"seconds", "bound_seconds", "mfu", "bytes", "plan_seconds", "rounds"}
     mean = np.mean([step["policies"]["joint"]["seconds"] for step in data["steps"]])
     assert data["policies"]["joint"]["seconds"] == pytest.approx(mean)

@@ -83,7 +83,15 @@ def simulate(
     with progress_bar(json_target) as progress:
         task = progress.add_task("plans", total=steps * len(names))
         run = replay(
-            trace, topology, machine, network, names, steps, budget=budget, progress=lambda: progress.advance(task)
+            trace,
+            topology,
+            machine,
+            network,
+            names,
+            steps,
+            budget=budget,
+            keep=() if picture_step is None else (picture_step,),
+            progress=lambda: progress.advance(task),
         )
     summaries = summarise(run)
     if picture:
@@ -115,7 +123,8 @@ def draw(run: Replay, picture: str, picture_step: int | None) -> None:
     if picture_step is None:
         pictures.draw_step_times(run, picture)
     else:
-        plans = [planned[picture_step].plan for planned in run.planned.values()]
+        kept = (planned[picture_step].plan for planned in run.planned.values())
+        plans = [plan for plan in kept if plan is not None]
         pictures.draw_plans(plans, run.cluster, run.model, picture)
 
 

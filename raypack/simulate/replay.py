@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,36 +20,46 @@ from raypack.planning.table import Samples
 from raypack.simulate.trace import Trace
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What one step holds: a count, and tokens."""
+
+    samples: int
+    tokens: int
+    longest: int
+
+
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One step under one policy. `plan_seconds` = wall clock of `make_plan` on this machine."""
+    """One step under one policy.
 
-    step: int
-    plan: Plan
+    Attributes:
+        wide: whether some parent spans nodes.
+        plan_seconds: wall clock of `make_plan` on this machine.
+        plan: kept only where asked for: those of a long run would fill the memory.
+    """
+
     figures: Evaluation
+    wide: bool
     plan_seconds: float
-
-    @property
-    def wide(self) -> bool:
-        """Whether some parent spans nodes."""
-        topology = self.plan.topology
-        return any(not topology.in_one_node(p.parent) for p in self.plan.placements)
+    plan: Plan | None
 
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A simulated run: by policy, in the order asked for, one `Planned` a step."""
+    """A simulated run: what each step holds; by policy, in the order asked for, one `Planned` a step."""
 
     trace: Trace
     topology: Topology
     cluster: ClusterConfig
     model: ModelConfig
     budget: int
+    drawn: tuple[Drawn, ...]
     planned: dict[str, tuple[Planned, ...]]
 
     @property
     def steps(self) -> int:
-        return len(next(iter(self.planned.values())))
+        return len(self.drawn)
 
 
 def replay(
@@ -61,6 +71,7 @@ def replay(
     steps: int,
     *,
     budget: int = DEFAULT_BUDGET,
+    keep: Collection[int] = (),
     progress: Callable[[], None] = lambda: None,
 ) -> Replay:
     """Plan `steps` steps of the trace under each policy.
@@ -68,6 +79,7 @@ def replay(
     Args:
         policies: distinct names out of `POLICIES`.
         budget: evaluations of local search a step.
+        keep: steps whose plans the result holds.
         progress: called after each plan, `steps x policies` times.
 
     Raises:
@@ -79,14 +91,23 @@ def replay(
     check_policies(policies)
     check_longest(trace, topology, cluster, model)
     planned: dict[str, list[Planned]] = {policy: [] for policy in policies}
+    drawn = []
     for step, samples in enumerate(trace.steps(steps)):
+        drawn.append(Drawn(len(samples.ids), int(samples.lengths.sum()), int(samples.lengths.max())))
         for policy in policies:
             started = time.perf_counter()
             plan = make_plan(samples, topology, cluster, model, policy, step=step, budget=budget, longest=trace.longest)
             seconds = time.perf_counter() - started
-            planned[policy].append(Planned(step, plan, evaluate(plan, cluster, model), seconds))
+            figures, wide = evaluate(plan, cluster, model), spans_nodes(plan)
+            planned[policy].append(Planned(figures, wide, seconds, plan if step in keep else None))
             progress()
-    return Replay(trace, topology, cluster, model, budget, {name: tuple(each) for name, each in planned.items()})
+    results = {policy: tuple(each) for policy, each in planned.items()}
+    return Replay(trace, topology, cluster, model, budget, tuple(drawn), results)
+
+
+def spans_nodes(plan: Plan) -> bool:
+    """Whether some parent is wider than its node."""
+    return any(not plan.topology.in_one_node(p.parent) for p in plan.placements)
 
 
 def check_policies(policies: Sequence[str]) -> None:

@@ -100,15 +100,8 @@ def to_data(replay: Replay, summaries: Sequence[PolicySummary]) -> dict[str, Any
 
 
 def _step_data(replay: Replay, step: int) -> dict[str, Any]:
-    rows = {policy: planned[step] for policy, planned in replay.planned.items()}
-    lengths = [p.length for p in next(iter(rows.values())).plan.placements]
-    return {
-        "step": step,
-        "samples": len(lengths),
-        "tokens": sum(lengths),
-        "longest": max(lengths),
-        "policies": {policy: _policy_data(row) for policy, row in rows.items()},
-    }
+    rows = {policy: _policy_data(planned[step]) for policy, planned in replay.planned.items()}
+    return {"step": step, **asdict(replay.drawn[step]), "policies": rows}
 
 
 def _policy_data(row: Planned) -> dict[str, Any]:
