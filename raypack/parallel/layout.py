@@ -8,7 +8,7 @@ Two layouts of the same samples:
   layers) has all tokens of the sample and a share of the heads.
 
 Placements with equal (parent, child) are neighbours in canonical order and are cut alike, so everything is computed
-for such *runs* of placements: a few dozen intervals instead of thousands of samples.
+for such *runs* of placements (of one attention each): a few dozen intervals instead of thousands of samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from functools import cache, cached_property
 import numpy as np
 
 from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Round
+from raypack.planning.plan import ATTENTIONS, Round
+
+RUN_KEYS = ("parent_first", "parent_width", "child_first", "child_width", "attention")
 
 
 @cache
@@ -41,7 +43,7 @@ def head_share(heads: int, kv_heads: int, width: int) -> tuple[tuple[int, int, i
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring placements [first, end) of one (parent, child).
+    """Neighbouring placements [first, end) of one (parent, child, attention).
 
     Attributes:
         cuts: int64 [child.width + 1]; rank child.first + i holds tokens [cuts[i], cuts[i + 1]) of the run's stream.
@@ -52,6 +54,7 @@ class Run:
     end: int
     parent: Block
     child: Block
+    attention: str
     tokens: int
     cuts: tuple[int, ...]
     rows: tuple[int, ...]
@@ -109,7 +112,7 @@ class Layout:
         self.runs, self._row_counts = _cut(self._run_bounds(), self.columns, self.offsets, topology.world)
 
     def _run_bounds(self) -> np.ndarray:
-        keys = [self.columns[k] for k in ("parent_first", "parent_width", "child_first", "child_width")]
+        keys = [self.columns[k] for k in RUN_KEYS]
         if not len(keys[0]):
             return np.zeros(1, dtype=np.int64)
         changed = np.zeros(len(keys[0]) - 1, dtype=bool)
@@ -183,6 +186,7 @@ def _cut(
     firsts = bounds[:-1]
     parents = list(zip(columns["parent_first"][firsts].tolist(), columns["parent_width"][firsts].tolist(), strict=True))
     children = list(zip(columns["child_first"][firsts].tolist(), columns["child_width"][firsts].tolist(), strict=True))
+    attentions = columns["attention"][firsts].tolist()
     tokens = (offsets[bounds[1:]] - offsets[firsts]).tolist()
     of_child: dict[tuple[int, int], list[int]] = {}
     for i in range(count):
@@ -204,6 +208,7 @@ def _cut(
                 end=int(bounds[i + 1]),
                 parent=Block(*parents[i]),
                 child=Block(first, width),
+                attention=ATTENTIONS[attentions[i]],
                 tokens=tokens[i],
                 cuts=tuple(cuts.tolist()),
                 rows=tuple(rows.tolist()),

@@ -133,6 +133,13 @@ class Topology:
     def in_one_node(self, block: Block) -> bool:
         return self.node_of[block.first] == self.node_of[block.end - 1]
 
+    def node_sizes(self, block: Block) -> tuple[int, ...]:
+        """Ranks of `block` on each of the nodes it touches."""
+        first, last = self.node_of[block.first], self.node_of[block.end - 1]
+        if first == last:
+            return (block.width,)
+        return self.nodes[first : last + 1]
+
     def blocks_around(self, rank: int) -> tuple[Block, ...]:
         """The legal blocks that hold `rank`, widest first: a chain, since blocks are laminar."""
         return tuple(b for b in self.blocks if b.holds(rank))

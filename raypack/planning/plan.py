@@ -61,10 +61,13 @@ class Round:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The placements as int64 arrays: sample, length, labels, parent_first/width, child_first/width."""
-        rows = [(p.sample, p.length, p.labels, *p.parent, *p.child) for p in self.placements]
-        table = np.array(rows, dtype=np.int64).reshape(len(rows), 7)
-        names = ("sample", "length", "labels", "parent_first", "parent_width", "child_first", "child_width")
+        """The placements as int64 arrays: sample, length, labels, parent_first/width, child_first/width, attention
+        (index into `ATTENTIONS`)."""
+        codes = {name: code for code, name in enumerate(ATTENTIONS)}
+        rows = [(p.sample, p.length, p.labels, *p.parent, *p.child, codes[p.attention]) for p in self.placements]
+        blocks = ("parent_first", "parent_width", "child_first", "child_width")
+        names = ("sample", "length", "labels", *blocks, "attention")
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
         return {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
 
 
@@ -187,7 +190,8 @@ def check_plan(plan: Plan) -> None:
 
     Raises:
         RaypackError: a sample twice, a block that is no block, a child outside its parent, a length or label count
-            out of range, an unknown attention or recompute, `kv_gather` with parent != child.
+            out of range, an unknown attention or recompute, `kv_gather` with parent != child, `hsap` with a parent
+            over nodes of unequal size.
     """
     topology, seen = plan.topology, set()
     for number, each in enumerate(plan.rounds):
@@ -216,6 +220,12 @@ def check_plan(plan: Plan) -> None:
                 raise RaypackError(
                     f"{where}: kv_gather needs parent = child, not parent {p.parent}, child {p.child}; "
                     "make them equal or use ulysses"
+                )
+            if p.attention == "hsap" and len(sizes := topology.node_sizes(p.parent)) > 1 and len(set(sizes)) > 1:
+                first = topology.node_of[p.parent.first]
+                named = ", ".join(f"node {first + i} has {size} ranks" for i, size in enumerate(sizes))
+                raise RaypackError(
+                    f"{where}: hsap needs nodes of equal size in its parent {p.parent}, but {named}; use ulysses there"
                 )
 
 
