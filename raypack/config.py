@@ -24,11 +24,12 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The network. `pattern` is repeated until `layers` layers are there: F = full, S = sliding-window attention."""
+    """The network. `pattern` is repeated until `layers` layers are there: F = full, S = sliding-window, L = linear
+    attention."""
 
     preset: str = Field("", description="model preset or TOML file that the other fields override")
     name: str = Field("custom", description="what tables call this model")
-    pattern: str = Field("FSSS", description="layer kinds, repeated: F full attention, S sliding window")
+    pattern: str = Field("FSSS", description="layer kinds, repeated: F full attention, S sliding window, L linear")
     layers: int = Field(8, ge=1, description="number of layers")
     width: int = Field(128, ge=1, description="hidden size")
     heads: int = Field(8, ge=1, description="query heads")
@@ -37,6 +38,16 @@ class ModelConfig(Section):
     qk_norm: bool = Field(False, description="RMSNorm on each query and key head")
     window: int = Field(256, ge=1, description="tokens a sliding-window query sees, itself included")
     sinks: int = Field(0, ge=0, description="first tokens of a document that every S query also sees")
+    linear_decay: Literal["none", "head", "gate"] = Field(
+        "head", description="L layers: no decay, a fixed one for each KV head, or a gate for each channel, from the data"
+    )
+    linear_gate_rank: int = Field(16, ge=1, description="L layers: rank of the gate's projection")
+    linear_feature: Literal["none", "relu", "elu", "silu"] = Field(
+        "none", description="L layers: feature map of queries and keys; elu is elu + 1"
+    )
+    linear_norm: bool = Field(True, description="L layers: RMSNorm on each head's output")
+    linear_conv: int = Field(0, ge=0, le=64, description="L layers: taps of the short causal convolution; 0 = none")
+    linear_chunk: int = Field(64, ge=1, le=1024, description="L layers: rows of a chunk; a power of two")
     ffn_width: int = Field(512, ge=1, description="hidden size of a dense SwiGLU, used where experts = 0")
     experts: int = Field(0, ge=0, description="experts of an MoE layer; 0 = dense")
     experts_active: int = Field(2, ge=1, description="experts chosen for a token (top-k)")
@@ -51,9 +62,9 @@ class ModelConfig(Section):
     @field_validator("pattern")
     @classmethod
     def _known_kinds(cls, pattern: str) -> str:
-        unknown = sorted(set(pattern) - set("FS"))
+        unknown = sorted(set(pattern) - set("FSL"))
         if not pattern or unknown:
-            raise ValueError(f"pattern {pattern!r} must be made of F (full) and S (sliding window)")
+            raise ValueError(f"pattern {pattern!r} must be made of F (full), S (sliding window) and L (linear)")
         return pattern
 
     @model_validator(mode="after")
@@ -62,6 +73,10 @@ class ModelConfig(Section):
             raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim = {self.head_dim} must be even, RoPE turns pairs")
+        if self.linear_chunk & (self.linear_chunk - 1):
+            raise ValueError(f"linear_chunk = {self.linear_chunk} must be a power of two")
+        if self.linear_conv == 1:
+            raise ValueError("linear_conv = 1 would only scale each channel: give 2 taps or more, or 0 for none")
         if self.experts and self.experts_active > self.experts:
             raise ValueError(f"experts_active = {self.experts_active} exceeds experts = {self.experts}")
         if self.dropout > 0:
@@ -123,7 +138,9 @@ class PlanSection(Section):
     rank_tokens_max: int = Field(0, ge=0, description="overrides the cluster's cap; 0 = the cluster's")
     look_ahead: int = Field(2, ge=1, description="steps planned ahead")
     budget: int = Field(200, ge=0, description="evaluations of local search a step; 0 = plain greedy")
-    attention: Literal["auto", "ulysses"] = Field("auto", description="exchange of full layers")
+    attention: Literal["auto", "ulysses", "kv_gather"] = Field(
+        "auto", description="full layers: exchange heads, gather K and V (parent = child), or the cheaper for each sample"
+    )
     keep: bool = Field(False, description="write every plan to the run directory")
 
 
@@ -163,8 +180,10 @@ class TrainSection(Section):
 
 class ObserveSection(Section):
     port: int = Field(0, ge=0, le=65_535, description="of /metrics; 0 = any free one, written to the run directory")
-    bind: str = Field("127.0.0.1", description="address /metrics listens on")
+    bind: str = Field("127.0.0.1", description="address /metrics listens on; node = the head node's own")
     table: bool = Field(True, description="live table while the run goes on")
+    trace: int = Field(-1, ge=-1, description="step whose Chrome trace, of all ranks, is written; -1 = none")
+    tensorboard: bool = Field(False, description="write TensorBoard events beside the records")
 
 
 class TimeoutSection(Section):

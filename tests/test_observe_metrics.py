@@ -103,7 +103,8 @@ def test_a_record_shows_as_the_declared_series() -> None:
     assert found["raypack_samples_total", ()] == 4
     assert found["raypack_samples_replayed_total", ()] == 2
     assert found["raypack_all_to_all_bytes_total", (("scope", "inter"), ("site", "full_in"))] == 400
-    assert found["raypack_policy_bytes_total", (("policy", "static"), ("scope", "inter"))] == 1800
+    static = (("policy", "static"), ("scope", "inter"), ("site", "full_in"))
+    assert found["raypack_policy_bytes_total", static] == 1800
     assert found["raypack_collective_bytes_total", (("op", "gradient_reduce"), ("scope", "inter"))] == 4000
     assert found["raypack_step_seconds_count", ()] == 2
     assert found["raypack_step_seconds_sum", ()] == 6.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import socket
@@ -226,49 +225,60 @@ def test_inspect_of_no_run_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.fixture(scope="module")
-def ray_started():
-    ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
-        yield ray
-        ray.shutdown()
+def test_a_restarted_observer_goes_on_with_its_counters_and_knows_what_is_on_record(tmp_path: Path) -> None:
+    first = RunObserver(str(tmp_path), "r", corpus={"kept": 7, "truncated": 1})
+    _steps(first, 0, range(3))
+    first.report(report(0, step=3))  # rank 1's had not come when the observer was killed
+    second = RunObserver(str(tmp_path), "r")
+    assert 'raypack_tokens_total{run="r"} 15.0' in _metrics(second)
+    assert second.receipt(0).settled == (0, 1, 2)
+    assert second.receipt(0).instance != first.instance
+    _steps(second, 0, range(1, 4))  # all that the ranks still hold, sent again
+    assert 'raypack_tokens_total{run="r"} 20.0' in _metrics(second)
+    assert [(r.step, r.complete) for r in read_steps(tmp_path)] == [(step, True) for step in range(4)]
+    assert second.since(3)[0] == 4
+    assert [r.step for r in second.since(3)[1]] == [3], "a follower of the first goes on with the second"
+    second.finish()
+    assert 'raypack_corpus_samples{fate="truncated",run="r"} 1.0' in _metrics(first)
+    first.finish()
 
 
-@pytest.mark.ray
-def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path: Path) -> None:
-    from raypack.observe.follow import Follower
-    from raypack.observe.observer import head_node_options, send, start_observer
-
-    assert head_node_options()["num_cpus"] == 0
-    assert "scheduling_strategy" in head_node_options()
-    actor, url = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, ("note",), timeout=60)
-    text = io.StringIO()
-    with Follower(actor, RunView(Console(file=text), steps=3), interval=0.05):
-        for step in range(3):
-            for rank in range(2):
-                assert send(actor, report(rank, step))
-        ray_started.get(actor.latest.remote(), timeout=60)
-    assert [shown.split("  ")[0] for shown in text.getvalue().splitlines()] == [
-        f"step {i} ({i + 1} of 3)" for i in range(3)
-    ]
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        assert b'raypack_step{run="r"} 2.0' in reply.read()
-
-    port = int(url.split(":")[2].split("/")[0])
-    with pytest.raises(RaypackError, match=rf"observe\.port = {port}"):
-        start_observer(str(tmp_path / "s"), "s", "127.0.0.1", port, (), timeout=60)
-    summary = ray_started.get(actor.finish.remote("over"), timeout=60)
-    assert (summary.steps, summary.notes) == (3, ["note"])
+def test_a_sink_that_fails_stops_no_other(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:
+    observer._sinks[1].update = lambda *_: 1 / 0
+    _steps(observer, 0, range(2))
+    assert [r.step for r in read_steps(observer.run_dir)] == [0, 1]
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 2
 
 
-@pytest.mark.ray
-def test_sending_to_a_dead_observer_neither_raises_nor_waits(ray_started, tmp_path: Path) -> None:
-    from raypack.observe.observer import send, start_observer
+def test_two_runs_on_one_host_stand_beside_each_other(tmp_path: Path) -> None:
+    both = [RunObserver(str(tmp_path / "runs" / name), name) for name in ("a", "b")]
+    for count, each in enumerate(both, start=1):
+        _steps(each, 0, range(count))
+    for count, each in enumerate(both, start=1):
+        assert f'raypack_tokens_total{{run="{each.run_name}"}} {5.0 * count}' in _metrics(each)
+    entries = [json.loads(file.read_text()) for file in sorted((tmp_path / "runs" / ".prometheus").glob("*.json"))]
+    targets = {entry["targets"][0] for (entry,) in entries}
+    assert len(targets) == 2
+    for each in both:
+        each.finish()
 
-    actor, _ = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, (), timeout=60)
-    ray_started.kill(actor)
-    with contextlib.suppress(ray_started.exceptions.RayActorError):
-        ray_started.get(actor.latest.remote(), timeout=60)
-    assert send(actor, report(0)) in (True, False)
+
+def test_tensorboard_events_hold_the_records(tmp_path: Path) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    observer = RunObserver(str(tmp_path), "r", tensorboard=True)
+    _steps(observer, 0, range(3))
+    observer.finish()
+    read = loading.EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [(e.step, e.value) for e in read.Scalars("learning/loss")] == [(step, 2.5) for step in range(3)]
+    assert read.Scalars("bytes/inter")[0].value == 200
+    assert read.Scalars("balance/tokens")[0].value == pytest.approx(3 / 2.5)
+    assert "learning/heldout_loss" not in read.Tags()["scalars"], "what was not measured is absent"
+
+
+def test_the_nodes_own_address_when_asked(tmp_path: Path) -> None:
+    observer = RunObserver(str(tmp_path / "runs" / "r"), "r", bind="node")
+    host = json.loads((observer.run_dir / "metrics.json").read_text())["address"]
+    assert host != "127.0.0.1"
+    assert 'raypack_step_seconds_count{run="r"} 0.0' in _metrics(observer)
+    observer.finish()

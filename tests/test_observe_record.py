@@ -146,7 +146,7 @@ def test_a_torn_last_line_is_passed_over_and_cut_before_the_next(tmp_path: Path)
     path.write_text(record(0).to_json() + "\n" + record(1).to_json()[:40])
     assert [r.step for r in read_lines(path)] == [0]
     log = StepLog(path)
-    log.append(record(1))
+    log.update(record(1))
     log.close()
     assert [r.step for r in read_lines(path)] == [0, 1]
 

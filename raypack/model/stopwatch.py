@@ -34,7 +34,7 @@ class Stopwatch:
         self._last = now
 
     def between(self, x: torch.Tensor, before: str, after: str) -> torch.Tensor:
-        """`x` comes from `before` and goes into `after`; backward is through `after` when the gradient of `x` is there."""
+        """`x` comes from `before`, goes into `after`; backward is through `after` once the gradient of `x` is there."""
         self.mark("forward", before)
         if x.requires_grad:
             x.register_hook(lambda _: self.mark("backward", after))

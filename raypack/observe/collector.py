@@ -38,6 +38,15 @@ class Collector:
             settled.append(self._settle(next(iter(self._pending))))
         return settled
 
+    def settled(self, attempt: int) -> tuple[int, ...]:
+        """Steps of `attempt` that are on record, as far back as reports may wait."""
+        return tuple(step for number, step in self._done if number == attempt)
+
+    def known(self, record: StepRecord) -> None:
+        """`record` is on file already: its reports, sent again, make no second one."""
+        self._mark((record.attempt, record.step))
+        self._attempt = max(self._attempt, record.attempt)
+
     def begin(self, attempt: int) -> list[StepRecord]:
         """Attempt `attempt` runs now: whatever earlier ones left open is settled as it is."""
         if attempt <= self._attempt:
@@ -51,7 +60,10 @@ class Collector:
 
     def _settle(self, key: tuple[int, int]) -> StepRecord:
         reports = self._pending.pop(key)
-        self._done[key] = None
-        while len(self._done) > 4 * self.pending_max:
-            self._done.popitem(last=False)
+        self._mark(key)
         return merge([reports[rank] for rank in sorted(reports)], time=self._clock())
+
+    def _mark(self, key: tuple[int, int]) -> None:
+        self._done[key] = None
+        while len(self._done) > 2 * self.pending_max:
+            self._done.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import prometheus_client
@@ -9,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from raypack.errors import RaypackError
 from raypack.observe.metrics import METRICS, PHASES, POLICY, Metric
-from raypack.observe.record import Bytes, StepRecord, by_scope
+from raypack.observe.record import Bytes, StepRecord
 
 
 class Exporter:
@@ -37,6 +38,18 @@ class Exporter:
         self._planning(record)
         self._ranks(record)
 
+    def close(self) -> None:
+        """The registry stays as it is; `Endpoint` serves it and stops serving it."""
+
+    def started(self, time: float) -> None:
+        """The run goes on at `time`, Unix seconds: a checkpoint is never older than that."""
+        self._series("raypack_checkpoint_timestamp_seconds").set(time)
+
+    def corpus(self, fates: Mapping[str, int]) -> None:
+        """`{fate: documents of an epoch}`."""
+        for fate, count in fates.items():
+            self._series("raypack_corpus_samples", fate).set(count)
+
     def restarted(self, count: int = 1) -> None:
         self._series("raypack_restarts_total").inc(count)
 
@@ -59,6 +72,8 @@ class Exporter:
             ("raypack_mfu_ratio", record.mfu),
             ("raypack_expert_load_ratio", record.expert_load),
             ("raypack_memory_bytes", record.memory_bytes),
+            ("raypack_step_timestamp_seconds", record.time),
+            ("raypack_checkpoint_timestamp_seconds", record.time if record.checkpointed else None),
         ):
             if value is not None:
                 self._series(name).set(value)
@@ -67,19 +82,24 @@ class Exporter:
         self._series("raypack_model_flops_total").inc(record.model_flops)
         self._series("raypack_samples_total").inc(record.sample_count)
         self._series("raypack_samples_replayed_total").inc(record.sample_count if replayed else 0)
-        self._series("raypack_steps_skipped_total").inc(record.complete and not record.applied)
+        skipped = record.complete and not record.applied
+        self._series("raypack_steps_skipped_total").inc(skipped)
+        # A step without any label is skipped too, and is no fault.
+        self._series("raypack_steps_nonfinite_total").inc(skipped and record.labels > 0)
         self._series("raypack_steps_incomplete_total").inc(not record.complete)
 
     def _traffic(self, record: StepRecord) -> None:
         self._add_bytes("raypack_all_to_all_bytes_total", record.bytes)
         self._add_bytes("raypack_collective_bytes_total", record.collective_bytes)
-        baselines = {"static": by_scope(record.bytes_static), "dynamic": by_scope(record.bytes_dynamic)}
-        self._add_bytes("raypack_policy_bytes_total", baselines)
+        self._add_bytes("raypack_policy_bytes_total", record.bytes_static, "static")
+        self._add_bytes("raypack_policy_bytes_total", record.bytes_dynamic, "dynamic")
+        for site, seconds in record.exchange_seconds.items():
+            self._series("raypack_all_to_all_seconds_total", site).inc(seconds)
 
-    def _add_bytes(self, name: str, counts: Bytes) -> None:
+    def _add_bytes(self, name: str, counts: Bytes, *before: str) -> None:
         for first, scopes in counts.items():
             for scope, count in scopes.items():
-                self._series(name, first, scope).inc(count)
+                self._series(name, *before, first, scope).inc(count)
 
     def _planning(self, record: StepRecord) -> None:
         policy = record.policy if record.policy in (POLICY.values or ()) else "given"
@@ -90,12 +110,14 @@ class Exporter:
                 self._series("raypack_block_samples_total", block, str(width)).inc(count)
         self._series("raypack_plan_seconds").set(record.plan_seconds)
         self._series("raypack_plan_wait_seconds").set(record.plan_wait_seconds)
+        self._series("raypack_plan_late_seconds_total").inc(record.plan_wait_seconds)
         if record.plan_bound_ratio is not None:
             self._series("raypack_plan_bound_ratio").set(record.plan_bound_ratio)
 
     def _ranks(self, record: StepRecord) -> None:
         if record.world != self._world:
             self.world(record.world)
+        self._series("raypack_nodes").set(record.nodes)
         for name, values in (
             ("raypack_rank_tokens", record.rank_tokens),
             ("raypack_rank_busy_seconds", record.rank_busy_seconds),
@@ -106,11 +128,17 @@ class Exporter:
                     self._forget(name, str(rank))
                 else:
                     self._series(name, str(rank)).set(value)
+        self._phases(record)
+
+    def _phases(self, record: StepRecord) -> None:
         phases = dict.fromkeys(PHASES, 0.0)
         for phase, seconds in record.phase_seconds.items():
             phases[phase if phase in phases else "other"] += seconds
         for phase, seconds in phases.items():
             self._series("raypack_phase_seconds", phase).set(seconds)
+        for layer, directions in record.layer_seconds.items():
+            for direction, seconds in directions.items():
+                self._series("raypack_layer_seconds", layer, direction).set(seconds)
 
     def _series(self, name: str, *values: str) -> Any:
         for label, value in zip(self._declared[name].labels, values, strict=True):

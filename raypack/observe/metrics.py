@@ -13,9 +13,13 @@ from typing import Literal
 
 from raypack.errors import RaypackError
 from raypack.parallel.ledger import COLLECTIVES, SCOPES, SITES
+from raypack.planning.load import SITES as PLANNED_SITES
 from raypack.planning.plan import POLICIES
 
 RUN_LABEL = "run"
+LAYERS = ("embed", "full", "sparse", "linear", "head")
+DIRECTIONS = ("forward", "backward")
+FATES = ("kept", "truncated", "skipped_long", "skipped_short")
 UNITS = ("", "bytes", "seconds", "ratio", "tokens")
 PHASES = (
     "plan_wait", "prepare", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
@@ -91,6 +95,10 @@ BASELINE = Label("policy", ("static", "dynamic"))
 BLOCK = Label("block", ("parent", "child"))
 WIDTH = Label("width")
 PHASE = Label("phase", PHASES)
+PLANNED_SITE = Label("site", tuple(dict.fromkeys((*SITES, *PLANNED_SITES))))
+LAYER = Label("layer", LAYERS)
+DIRECTION = Label("direction", DIRECTIONS)
+FATE = Label("fate", FATES)
 
 # Powers of two and their halves, so that one list serves local trials and steps of minutes.
 STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0)
@@ -98,6 +106,7 @@ STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 2
 METRICS: tuple[Metric, ...] = (
     Metric("raypack_step", "gauge", "", "Last step that was recorded, from 0"),
     Metric("raypack_step_seconds", "histogram", "seconds", "Seconds of a step on its slowest rank", (), STEP_BUCKETS),
+    Metric("raypack_step_timestamp_seconds", "gauge", "seconds", "Unix time of the last step's record"),
     Metric("raypack_loss", "gauge", "", "Mean loss over the labels of the last applied step"),
     Metric("raypack_heldout_loss", "gauge", "", "Last held-out loss"),
     Metric("raypack_grad_norm", "gauge", "", "Global gradient norm of the last step, before clipping"),
@@ -118,24 +127,41 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "raypack_policy_bytes_total", "counter", "bytes",
-        "Exchange bytes that the plan of this policy would have sent for the same samples", (BASELINE, SCOPE),
+        "Exchange bytes that the plan of this policy would have sent for the same samples",
+        (BASELINE, PLANNED_SITE, SCOPE),
+    ),
+    Metric(
+        "raypack_all_to_all_seconds_total", "counter", "seconds",
+        "Time of ranks inside exchanges, added up: bytes over it = effective rate of a rank; 0 on GPUs", (SITE,),
     ),
     Metric("raypack_plans_total", "counter", "", "Steps by the policy their plan came from", (POLICY,)),
     Metric("raypack_rounds_total", "counter", "", "Rounds run"),
     Metric("raypack_block_samples_total", "counter", "", "Samples by width of their parent and child", (BLOCK, WIDTH)),
     Metric("raypack_plan_seconds", "gauge", "seconds", "Time the planner took for the last step's plan"),
     Metric("raypack_plan_wait_seconds", "gauge", "seconds", "Longest wait of a rank for the last step's plan"),
+    Metric("raypack_plan_late_seconds_total", "counter", "seconds", "Time that steps waited for their plans"),
     Metric("raypack_plan_bound_ratio", "gauge", "ratio", "Planned seconds over the area bound, last step"),
     Metric("raypack_phase_seconds", "gauge", "seconds", "Phases of the last step on their slowest rank", (PHASE,)),
+    Metric(
+        "raypack_layer_seconds", "gauge", "seconds",
+        "Layers of one kind in the last step, exchanges included, on their slowest rank", (LAYER, DIRECTION),
+    ),
     Metric("raypack_rank_tokens", "gauge", "tokens", "Tokens in the child layout, last step", (RANK,)),
     Metric("raypack_rank_busy_seconds", "gauge", "seconds", "Own computation, last step", (RANK,)),
     Metric("raypack_rank_wait_seconds", "gauge", "seconds", "Waiting for other ranks, last step", (RANK,)),
     Metric("raypack_expert_load_ratio", "gauge", "ratio", "Tokens of the fullest expert over the mean, worst layer"),
     Metric("raypack_memory_bytes", "gauge", "bytes", "Peak memory of the fullest rank; absent where not measured"),
     Metric("raypack_world_size", "gauge", "", "Ranks of the current attempt"),
+    Metric("raypack_nodes", "gauge", "", "Nodes that ranks reported from in the last step"),
     Metric("raypack_restarts_total", "counter", "", "Starts of the worker group after the first"),
     Metric("raypack_steps_skipped_total", "counter", "", "Steps whose update all ranks skipped"),
+    Metric("raypack_steps_nonfinite_total", "counter", "", "Steps skipped because loss or gradient was not finite"),
     Metric("raypack_steps_incomplete_total", "counter", "", "Steps that not all ranks reported"),
+    Metric(
+        "raypack_checkpoint_timestamp_seconds", "gauge", "seconds",
+        "Unix time of the last checkpoint; before the first one, of the run's start",
+    ),
+    Metric("raypack_corpus_samples", "gauge", "", "Documents of an epoch by what the length rules did", (FATE,)),
 )  # fmt: skip
 
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -1,7 +1,8 @@
 """The observer: one small actor that all ranks report to, so that a run is one file, one summary, one scrape target.
 
-Observing never stops training: ranks send and forget (`send`), queues are bounded, a fault here becomes one line on
-standard error. /metrics is served by a thread, so a scrape waits for no report and no report for a scrape.
+Observing never stops training: ranks send and forget (`reporter`), queues are bounded, a fault here becomes one line on
+standard error. /metrics is served by a thread, so a scrape waits for no report and no report for a scrape. All that it
+knows is in the records: an observer that starts again goes on from them, counters included.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import json
 import os
 import socket
 import sys
+import time
+import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from raypack.errors import RaypackError
 from raypack.observe.collector import Collector
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.record import RankReport, StepRecord
+from raypack.observe.reporter import Receipt
+from raypack.observe.sinks import Sink, TensorBoard
 from raypack.observe.steps import STEPS_FILE, StepLog, read_lines, resolve
 from raypack.observe.summary import SUMMARY_FILE, Summary, summarise
 
@@ -31,6 +36,7 @@ ENDPOINT_FILE = "metrics.json"
 DISCOVERY_FOLDER = ".prometheus"
 HEAD_RESOURCE = "node:__internal_head__"
 ANY_ADDRESS = ("", "0.0.0.0", "::")
+NODE_ADDRESS = "node"
 
 
 class RunObserver:
@@ -43,37 +49,49 @@ class RunObserver:
         bind: str = "127.0.0.1",
         port: int = 0,
         notes: Sequence[str] = (),
+        *,
+        corpus: Mapping[str, int] | None = None,
+        tensorboard: bool = False,
         recent_max: int = 256,
     ) -> None:
-        """Open the run directory (made if absent) and serve /metrics.
+        """Open the run directory (made if absent), go on from the records in it, and serve /metrics.
 
         Args:
-            run_dir: absolute; a directory with records is gone on with.
+            run_dir: absolute.
             run_name: the `run` label.
-            bind, port: of /metrics; port 0 = any free one, written to `metrics.json` of the run directory.
+            bind, port: of /metrics; bind `node` = this node's own address; port 0 = any free one, written to
+                `metrics.json` of the run directory.
             notes: lines that the summary repeats, such as that nodes are simulated.
+            corpus: `{fate: documents of an epoch}`, see `metrics.FATES`.
+            tensorboard: write TensorBoard events too.
             recent_max: records kept for `since`.
 
         Raises:
             RaypackError: the directory cannot be written, its records cannot be read, or the port is in use.
         """
         self.run_dir, self.run_name, self.notes = Path(run_dir), run_name, tuple(notes)
+        self.instance = uuid.uuid4().hex
         self._collector = Collector()
         self._exporter = Exporter(run_name)
-        self._endpoint = Endpoint(self._exporter, bind, port)
         self._reached: dict[int, int] = {}
+        self._count = 0
+        bind = _own_address() if bind == NODE_ADDRESS else bind
+        self._endpoint = Endpoint(self._exporter, bind, port)
         try:
             with contextlib.suppress(OSError):  # StepLog says which path cannot be written, and why
                 self.run_dir.mkdir(parents=True, exist_ok=True)
             self._log = StepLog(self.run_dir / STEPS_FILE)
-            for record in read_lines(self.run_dir / STEPS_FILE):
-                self._note_reached(record)
+            self._sinks: list[Sink] = [self._log, self._exporter]
+            self._go_on()
+            if tensorboard:
+                self._sinks.append(TensorBoard(self.run_dir))
         except RaypackError:
             self._endpoint.close()
             raise
+        self._exporter.corpus(corpus or {})
         self._attempt = max(self._reached, default=-1)
+        self._exporter.restarted(max(0, self._attempt))
         self._recent: deque[StepRecord] = deque(maxlen=recent_max)
-        self._count = 0
         self._summary: Summary | None = None
         self._announce(bind)
 
@@ -90,14 +108,19 @@ class RunObserver:
             self._keep(self._collector.begin(attempt))
         self._exporter.world(world)
 
-    def report(self, report: RankReport) -> None:
+    def report(self, report: RankReport) -> Receipt:
         """Take in what a rank did in a step. Never raises."""
         try:
             if report.attempt > self._attempt:
                 self.begin(report.attempt, report.world)
             self._keep(self._collector.add(report))
         except Exception as error:
-            print(f"observer: {error!r} on {report!r:.120}", file=sys.stderr, flush=True)
+            _complain(error, report)
+        return self.receipt(getattr(report, "attempt", self._attempt))
+
+    def receipt(self, attempt: int) -> Receipt:
+        """Which steps of `attempt` are on record."""
+        return Receipt(self.instance, attempt, self._collector.settled(attempt))
 
     def latest(self) -> StepRecord | None:
         """The record made last."""
@@ -112,7 +135,8 @@ class RunObserver:
         """Settle what is open, write `summary.json`, stop serving. A second call returns the same summary."""
         if self._summary is None:
             self._keep(self._collector.flush())
-            self._log.close()
+            for sink in self._sinks:
+                sink.close()
             records = resolve(read_lines(self.run_dir / STEPS_FILE))
             self._summary = summarise(records, self.run_name, stop_reason, self.notes)
             replace_file(self.run_dir / SUMMARY_FILE, self._summary.to_json())
@@ -121,14 +145,30 @@ class RunObserver:
             self._discovery.unlink(missing_ok=True)
         return self._summary
 
+    def _go_on(self) -> None:
+        """Take in what is on file, as if this observer had been there."""
+        self._exporter.started(time.time())
+        for record in read_lines(self.run_dir / STEPS_FILE):
+            with contextlib.suppress(RaypackError):  # a label of another version: this one has no series for it
+                self._exporter.update(record, self._is_replayed(record))
+            self._collector.known(record)
+            self._note_reached(record)
+            self._count += 1
+
     def _keep(self, records: Sequence[StepRecord]) -> None:
         for record in records:
-            replayed = any(record.step <= step for attempt, step in self._reached.items() if attempt < record.attempt)
+            replayed = self._is_replayed(record)
             self._note_reached(record)
             self._count += 1
             self._recent.append(record)
-            self._log.append(record)
-            self._exporter.update(record, replayed)
+            for sink in self._sinks:
+                try:
+                    sink.update(record, replayed)
+                except Exception as error:
+                    _complain(error, record)
+
+    def _is_replayed(self, record: StepRecord) -> bool:
+        return any(record.step <= step for attempt, step in self._reached.items() if attempt < record.attempt)
 
     def _note_reached(self, record: StepRecord) -> None:
         self._reached[record.attempt] = max(record.step, self._reached.get(record.attempt, -1))
@@ -157,25 +197,32 @@ class _Actor(RunObserver):
             super().__init__(*args, **kwargs)
         except RaypackError as error:
             self._trouble = str(error)
+            print(f"observer: {error}", file=sys.stderr, flush=True)
 
     def opened(self) -> tuple[str, str]:
         """URL of /metrics and "", or "" and why it could not open."""
         return ("", self._trouble) if self._trouble else (self.address(), "")
 
+    def report(self, report: RankReport) -> Receipt:
+        return Receipt("", report.attempt, ()) if self._trouble else super().report(report)
 
-Observer = ray.remote(max_restarts=3, max_pending_calls=4096)(_Actor)  # type: ignore[call-overload]
+    def receipt(self, attempt: int) -> Receipt:
+        return Receipt("", attempt, ()) if self._trouble else super().receipt(attempt)
+
+
+Observer = ray.remote(max_restarts=16, max_pending_calls=4096)(_Actor)  # type: ignore[call-overload]
 """The actor; its constructor takes what `RunObserver`'s does."""
 
 
 def start_observer(
-    run_dir: str, run_name: str, bind: str, port: int, notes: Sequence[str], timeout: float
+    run_dir: str, run_name: str, bind: str, port: int, notes: Sequence[str], timeout: float, **more: Any
 ) -> tuple[Any, str]:
-    """Start the actor on the head node; its handle and the URL of /metrics.
+    """Start the actor on the head node; its handle and the URL of /metrics. Arguments as `RunObserver`'s.
 
     Raises:
         RaypackError: it did not start within `timeout` seconds, or could not open; see `RunObserver`.
     """
-    actor = Observer.options(**head_node_options()).remote(run_dir, run_name, bind, port, notes)
+    actor = Observer.options(**head_node_options()).remote(run_dir, run_name, bind, port, notes, **more)
     try:
         url, trouble = ray.get(actor.opened.remote(), timeout=timeout)
     except ray.exceptions.GetTimeoutError:
@@ -189,15 +236,6 @@ def start_observer(
         ray.kill(actor)
         raise RaypackError(trouble)
     return actor, url
-
-
-def send(observer: Any, report: RankReport) -> bool:
-    """Hand `report` to the actor and go on at once; False where it was dropped (the actor is far behind or gone)."""
-    try:
-        observer.report.remote(report)
-    except ray.exceptions.RayError:
-        return False
-    return True
 
 
 def head_node_options() -> dict[str, Any]:
@@ -217,6 +255,10 @@ def replace_file(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def _complain(error: Exception, about: object) -> None:
+    print(f"observer: {error!r} on {about!r:.120}", file=sys.stderr, flush=True)
 
 
 def _own_address() -> str:

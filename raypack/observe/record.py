@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,6 +17,8 @@ from raypack.config import first_fault
 from raypack.errors import RaypackError
 
 RECORD_VERSION = 1
+
+K = TypeVar("K")
 
 Bytes = dict[str, dict[str, int]]
 """`{site or op: {"intra": bytes, "inter": bytes}}`"""
@@ -61,7 +63,9 @@ class RankReport:
 
     `tokens` = rows it held in the child layout, all rounds together. `busy_seconds` = its own computation,
     `wait_seconds` = the rest of the step but for the wait for the plan. `exchanged` and `collected` are its ledger's
-    counters, `{(site, scope): bytes}` and `{(op, scope): bytes}`. `phases` = seconds by phase of the step.
+    counters, `{(site, scope): bytes}` and `{(op, scope): bytes}`. `phases` = seconds by phase of the step, `layers` =
+    seconds by `(kind of layer, direction)`, `exchange_seconds` = wall seconds inside exchanges by site (empty on
+    devices that run them asynchronously).
     """
 
     rank: int
@@ -77,6 +81,8 @@ class RankReport:
     exchanged: Mapping[tuple[str, str], int] = field(default_factory=dict)
     collected: Mapping[tuple[str, str], int] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
+    layers: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    exchange_seconds: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: int | None = None
     facts: StepFacts | None = None
 
@@ -125,6 +131,10 @@ class StepRecord(BaseModel):
     rank_wait_seconds: list[float | None] = Field([], description="by rank")
     memory_bytes: int | None = Field(None, description="peak of the fullest rank; null where not measured")
     phase_seconds: dict[str, float] = Field({}, description="by phase, on its slowest rank")
+    layer_seconds: dict[str, dict[str, float]] = Field(
+        {}, description="by kind of layer and direction, on its slowest rank"
+    )
+    exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over the ranks")
     sample_ids_digest: str = Field("", description="of the sample ids in order")
 
     @field_validator("loss", "heldout_loss", "grad_norm", "plan_bound_ratio", "mfu")
@@ -135,6 +145,20 @@ class StepRecord(BaseModel):
     @property
     def tokens_per_second(self) -> float | None:
         return self.tokens / self.seconds if self.seconds > 0 else None
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether a checkpoint was saved after this step."""
+        return "checkpoint" in self.phase_seconds
+
+    @property
+    def exchange_rates(self) -> dict[str, float]:
+        """Effective bytes/s of one rank by site: sent to other ranks / time inside the exchange, waiting included."""
+        return {
+            site: sum(self.bytes[site].values()) / seconds
+            for site, seconds in self.exchange_seconds.items()
+            if seconds > 0 and site in self.bytes
+        }
 
     def to_json(self) -> str:
         """One line."""
@@ -185,6 +209,8 @@ def merge(reports: Sequence[RankReport], facts: StepFacts | None = None, time: f
         rank_wait_seconds=[round(r.wait_seconds, 6) if r else None for r in in_order],
         memory_bytes=max(memory, default=None),
         phase_seconds=_slowest([r.phases for r in reports]),
+        layer_seconds=_by_direction(_slowest([r.layers for r in reports])),
+        exchange_seconds=_summed([r.exchange_seconds for r in reports]),
         **(_from_facts(facts, seconds, first.world) if facts else {"applied": False}),
     )
 
@@ -211,6 +237,25 @@ def by_scope(bytes_: Bytes) -> dict[str, int]:
     return {scope: sum(scopes.get(scope, 0) for scopes in bytes_.values()) for scope in ("intra", "inter")}
 
 
-def _slowest(phases: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in phases for name in each)
-    return {name: round(max(each.get(name, 0.0) for each in phases), 6) for name in names}
+def imbalance(values: Sequence[float | None]) -> float | None:
+    """Largest / mean over the ranks that reported; None where there is nothing to compare."""
+    known = [value for value in values if value is not None]
+    total = sum(known)
+    return max(known) * len(known) / total if total > 0 else None
+
+
+def _slowest(each_rank: Sequence[Mapping[K, float]]) -> dict[K, float]:
+    names = dict.fromkeys(name for each in each_rank for name in each)
+    return {name: round(max(each.get(name, 0.0) for each in each_rank), 6) for name in names}
+
+
+def _summed(each_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in each_rank for name in each)
+    return {name: round(sum(each.get(name, 0.0) for each in each_rank), 6) for name in names}
+
+
+def _by_direction(seconds: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
+    made: dict[str, dict[str, float]] = {}
+    for (kind, direction), value in seconds.items():
+        made.setdefault(kind, {})[direction] = value
+    return made

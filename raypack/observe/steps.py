@@ -12,7 +12,7 @@ STEPS_FILE = "steps.jsonl"
 
 
 class StepLog:
-    """Appends records; each line is in the file when `append` returns."""
+    """Appends records; each line is in the file when `update` returns."""
 
     def __init__(self, path: Path) -> None:
         """Raises RaypackError where the file cannot be opened."""
@@ -22,7 +22,7 @@ class StepLog:
         except OSError as error:
             raise RaypackError(f"cannot write {path}: {error.strerror or error}; choose another run.root") from None
 
-    def append(self, record: StepRecord) -> None:
+    def update(self, record: StepRecord, replayed: bool = False) -> None:
         self._file.write(record.to_json() + "\n")
 
     def close(self) -> None:

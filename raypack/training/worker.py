@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import ray.train
+import ray.train.torch
 import torch
 import torch.distributed as dist
 
@@ -21,29 +20,39 @@ from raypack.data.corpus import Corpus
 from raypack.data.loader import load_rows
 from raypack.data.splits import training_stream
 from raypack.errors import RaypackError
-from raypack.observe.observer import send
-from raypack.observe.record import RankReport, StepFacts
+from raypack.model.stopwatch import Stopwatch
+from raypack.observe.reporter import Reporter
+from raypack.observe.trace import recording, write_trace
 from raypack.parallel.agreement import agree, digest_of
 from raypack.parallel.groups import Groups
 from raypack.parallel.ledger import Ledger
 from raypack.parallel.places import topology_of
 from raypack.parallel.topology import Topology
 from raypack.parallel.wire import Wire
-from raypack.planning.plan import StreamState
+from raypack.planning.plan import Plan, StreamState
 from raypack.planning.planner import plan_cluster
-from raypack.training.checkpoint import RunState, load, save
-from raypack.training.feed import Fed, Feed, PlanSource
+from raypack.training.checkpoint import RunState, load, model_digest, save
+from raypack.training.ending import is_echo
+from raypack.training.feed import Feed, PlanSource
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
 from raypack.training.peak import matmul_rate
+from raypack.training.replicas import check_replicas
+from raypack.training.report import Reports
+from raypack.training.rundir import keep_plan
 from raypack.training.step import StepResult, Trainer, evaluate_loss, train_step
 from raypack.training.work import StepWork, prepare
 from raypack.version import code_version
 
+# A rank that only lost another one fails this much later than it noticed: the run's reason is the cause, not its echo.
+ECHO_SECONDS = 3.0
+# How long a rank that is done, or failed, waits for its last reports to be on record.
+REPORT_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What the driver hands to every worker; plain data and actor handles."""
+    """What the driver hands to every worker; plain data and actor handles. `resume` = a checkpoint, "" = none."""
 
     config: Config
     corpus: str
@@ -58,48 +67,63 @@ class WorkerSettings:
 class Run:
     """One worker's view of the run."""
 
-    settings: WorkerSettings
     config: Config
+    run_dir: Path
     topology: Topology
     rank: int
     corpus: Corpus
     trainer: Trainer
     source: PlanSource
-    fingerprint: str
-    model_digest: str
-    peak_flops: float
-    peak_source: str
+
+    @property
+    def host(self) -> dist.ProcessGroup | None:
+        """CPU group of all ranks; None in a world of one."""
+        return self.trainer.groups.host if self.trainer.groups is not None else None
 
 
 def train_worker(arguments: dict[str, Any]) -> None:
     """The train loop of one worker (Ray Train has initialised the process group)."""
     settings: WorkerSettings = arguments["settings"]
+    reporter = Reporter(settings.observer)
+    try:
+        _train(settings, reporter)
+    except Exception as error:
+        if is_echo(error):
+            time.sleep(ECHO_SECONDS)
+        raise
+    finally:
+        reporter.close(min(REPORT_SECONDS, settings.config.timeouts.actor))
+
+
+def _train(settings: WorkerSettings, reporter: Reporter) -> None:
     run = _set_up(settings)
-    step, stream = _start(run)
-    config, source = run.config, run.source
-    work_of = partial(prepare, topology=run.topology, rank=run.rank, model=config.model, load=_loader(run.corpus))
-    feed = Feed(source, work_of, step, stream, config.run.steps)
-    held_out = _held_out(run, work_of)
+    config = run.config
+    step, stream = _start(run, settings.resume)
+    held_out = _held_out(run)
+    reports = _reports(run)
+    feed = Feed(run.source, _preparing(run, keep=config.plan.keep), step, stream, config.run.steps)
     try:
         while step < config.run.steps:
             started = time.perf_counter()
             fed = feed.next()
-            result = train_step(run.trainer, fed.work, fed.trouble)
+            with recording(step == config.observe.trace) as trace:
+                result = train_step(run.trainer, fed.work, fed.trouble)
             seconds = time.perf_counter() - started
+            if trace is not None:
+                write_trace(trace, run.run_dir, step, run.rank, run.topology, run.host)
             step += 1
             assert fed.work is not None
-            heldout_loss = _evaluate(run, held_out, step, result)
             stream = fed.work.plan.after or stream
+            heldout_loss = _evaluate(run, held_out, step, result)
             _checkpoint(run, step, stream, result)
-            send(settings.observer, _report(run, fed, result, seconds, heldout_loss))
+            reporter.send(reports.make(fed, result, seconds, heldout_loss))
     finally:
         feed.close()
-    agree(run.trainer.groups and run.trainer.groups.host, bytes(32), "the end of the run")
+    agree(run.host, bytes(32), "the end of the run")
 
 
 def _set_up(settings: WorkerSettings) -> Run:
-    config = settings.config
-    rank = dist.get_rank()
+    config, rank = settings.config, dist.get_rank()
     device = ray.train.torch.get_device() if config.topology.gpus_per_worker > 0 else torch.device("cpu")
     topology = _topology(config)
     groups = Groups(topology, device, config.timeouts.collective)
@@ -111,70 +135,80 @@ def _set_up(settings: WorkerSettings) -> Run:
     agree(groups.host, bytes(32), "a corpus", trouble)
     assert corpus is not None
     parameters = build_parameters(config.model, config.train, config.run.seed, groups, device)
-    optimizer = build_optimizer(parameters.masters, config.train)
-    model_digest = digest_of(config.model.model_dump_json()).hex()
-    identity = digest_of(code_version(), config.model_dump_json(), model_digest, corpus.fingerprint)
     trainer = Trainer(
-        parameters, optimizer, config.train, config.run.steps, Wire(groups, Ledger(topology, rank)), groups, device,
-        identity, settings.attempt,
-    )  # fmt: skip
-    if device.type == "cpu":
-        peak, peak_source = (
-            matmul_rate(groups.world, torch.float32),
-            "matrix products measured at start, all ranks at once",
-        )
-    else:
-        cluster = plan_cluster(config)
-        peak, peak_source = cluster.peak_flops, f"cluster preset {cluster.name}"
-    source = PlanSource(settings.planner, settings.attempt, topology, config.timeouts.plan)
-    return Run(
-        settings, config, topology, rank, corpus, trainer, source, corpus.fingerprint, model_digest, peak, peak_source
+        parameters=parameters,
+        optimizer=build_optimizer(parameters.masters, config.train),
+        train=config.train,
+        steps=config.run.steps,
+        wire=Wire(groups, Ledger(topology, rank)),
+        groups=groups,
+        device=device,
+        identity=digest_of(code_version(), config.model_dump_json(), corpus.fingerprint),
+        attempt=settings.attempt,
+        watch=Stopwatch(device),
     )
+    source = PlanSource(settings.planner, settings.attempt, topology, config.timeouts.plan)
+    return Run(config, Path(settings.run_dir), topology, rank, corpus, trainer, source)
 
 
 def _topology(config: Config) -> Topology:
     """Of the machines, or of the run file where it overrides them."""
-    context = ray.train.get_context()
-    here = (ray.get_runtime_context().get_node_id(), context.get_local_rank())
+    here = (ray.get_runtime_context().get_node_id(), ray.train.get_context().get_local_rank())
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, here)
     found = topology_of(places)
     return Topology(config.topology.nodes) if config.topology.nodes else found
 
 
-def _start(run: Run) -> tuple[int, StreamState]:
+def _start(run: Run, resume: str) -> tuple[int, StreamState]:
     """Step and stream state to begin at: the run's start, or the checkpoint's."""
-    resume = run.settings.resume
     if not resume:
         return 0, training_stream(run.corpus, run.config.data).start
     state = load(run.trainer, Path(resume))
-    trouble = None
-    if state.model != run.model_digest:
-        trouble = f"{resume} holds another model than [model] describes: use its config.toml, or --run.resume never"
-    elif state.corpus != run.fingerprint:
-        trouble = (
-            f"{resume} was trained on another corpus (fingerprint {state.corpus[:12]}): give that one as data.corpus"
-        )
-    agree(run.trainer.groups and run.trainer.groups.host, bytes(32), "a checkpoint", trouble)
+    check_replicas(run.trainer, state.step)
     return state.step, state.stream
 
 
-def _loader(corpus: Corpus) -> Any:
-    return partial(load_rows, corpus)
+def _preparing(run: Run, *, keep: bool) -> Callable[[Plan], StepWork]:
+    """From a plan to this rank's work; with `keep` rank 0 writes the plan to the run directory on the way."""
+    work_of = partial(
+        prepare, topology=run.topology, rank=run.rank, model=run.config.model, load=partial(load_rows, run.corpus)
+    )
+    if not keep or run.rank != 0:
+        return work_of
+
+    def kept(plan: Plan) -> StepWork:
+        keep_plan(run.run_dir, plan)
+        return work_of(plan)
+
+    return kept
 
 
-def _held_out(run: Run, work_of: Any) -> StepWork | None:
+def _held_out(run: Run) -> StepWork | None:
+    """The work of one evaluation; None where there is nothing to evaluate."""
     if not run.config.train.eval_every:
         return None
     work, trouble = None, None
     try:
         plan = run.source.held_out()
-        work = work_of(plan) if plan is not None else None
+        work = _preparing(run, keep=False)(plan) if plan is not None else None
     except RaypackError as error:
         trouble = str(error)
     digest = work.plan.digest if work is not None else bytes(32)
-    agree(run.trainer.groups and run.trainer.groups.host, digest, "the plan of the held-out samples", trouble)
+    agree(run.host, digest, "the plan of the held-out samples", trouble)
     return work
+
+
+def _reports(run: Run) -> Reports:
+    device = run.trainer.device
+    if device.type == "cpu":
+        groups = run.trainer.groups
+        peak = matmul_rate(groups.world if groups is not None else None, torch.float32)
+        source = "matrix products measured at start, all ranks at once"
+    else:
+        cluster = plan_cluster(run.config)
+        peak, source = cluster.peak_flops, f"cluster preset {cluster.name}"
+    return Reports(run.trainer, run.topology, run.rank, peak, source)
 
 
 def _evaluate(run: Run, held_out: StepWork | None, step: int, result: StepResult) -> float | None:
@@ -192,72 +226,12 @@ def _evaluate(run: Run, held_out: StepWork | None, step: int, result: StepResult
 
 
 def _checkpoint(run: Run, step: int, stream: StreamState, result: StepResult) -> None:
+    """After every `checkpoint_every` steps and after the last."""
     every = run.config.train.checkpoint_every
     if step != run.config.run.steps and not (every and step % every == 0):
         return
     started = time.perf_counter()
-    state = RunState(step, stream, run.model_digest, run.fingerprint)
-    save(run.trainer, Path(run.settings.run_dir), state, run.config.train.checkpoint_keep)
+    check_replicas(run.trainer, step)
+    state = RunState(step, stream, model_digest(run.config.model), run.corpus.fingerprint)
+    save(run.trainer, run.run_dir, state, run.config.train.checkpoint_keep)
     result.phases["checkpoint"] = time.perf_counter() - started
-
-
-def _report(run: Run, fed: Fed, result: StepResult, seconds: float, heldout_loss: float | None) -> RankReport:
-    planned, work = fed.planned, fed.work
-    assert planned is not None
-    assert work is not None
-    ledger = run.trainer.wire.ledger.take()
-    phases = dict(result.phases, plan_wait=fed.wait_seconds, prepare=fed.prepare_seconds)
-    waiting = sum(ledger.seconds.values()) + result.phases.get("agree", 0.0) + result.phases.get("gradient_reduce", 0.0)
-    plan = work.plan
-    facts = None
-    if run.rank == 0:
-        ids = np.array([p.sample for p in plan.placements], dtype=np.int64)
-        assert plan.before is not None
-        facts = StepFacts(
-            epoch=plan.before.epoch,
-            first_sample=plan.before.next_sample,
-            sample_count=len(ids),
-            tokens=plan.tokens,
-            labels=plan.labels,
-            rounds=len(plan.rounds),
-            policy=plan.policy,
-            loss=result.loss,
-            grad_norm=result.grad_norm,
-            model_flops=planned.model_flops,
-            sample_ids_digest=hashlib.sha256(np.sort(ids).tobytes()).hexdigest()[:16],
-            plan_seconds=planned.plan_seconds,
-            plan_bound_ratio=planned.bound_ratio,
-            peak_flops=run.peak_flops,
-            peak_source=run.peak_source,
-            bytes_static=planned.bytes_static,
-            bytes_dynamic=planned.bytes_dynamic,
-            parent_widths=planned.parent_widths,
-            child_widths=planned.child_widths,
-            learning_rate=result.lr,
-            heldout_loss=heldout_loss,
-            expert_load=result.expert_load or None,
-            applied=result.applied,
-        )
-    return RankReport(
-        rank=run.rank,
-        node=run.topology.node_of[run.rank],
-        world=run.topology.world,
-        attempt=run.settings.attempt,
-        step=plan.step,
-        tokens=work.rank_tokens,
-        seconds=seconds,
-        busy_seconds=max(0.0, seconds - waiting - fed.wait_seconds),
-        wait_seconds=waiting,
-        plan_wait_seconds=fed.wait_seconds,
-        exchanged=ledger.exchanged,
-        collected=ledger.collected,
-        phases=phases,
-        memory_bytes=_memory(run.trainer.device),
-        facts=facts,
-    )
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

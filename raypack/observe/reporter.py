@@ -1,0 +1,94 @@
+"""A rank's side of reporting: fire and forget, and yet nothing lost that the rank still holds.
+
+Every report is kept, up to a bound, until the observer says that its step is on record. The observer may be slow, be
+killed or start again in between: whatever was not confirmed is sent again. The rank never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import ray
+
+from raypack.observe.record import RankReport
+
+KEPT_MAX = 64
+
+
+class Receipt(NamedTuple):
+    """The observer's answer to a report: who it is, and which steps of the attempt are on record."""
+
+    instance: str
+    attempt: int
+    settled: tuple[int, ...]
+
+
+class Reporter:
+    """Args:
+    observer: handle of the actor.
+    kept_max: unconfirmed reports kept; the oldest go first (their steps stay incomplete).
+    """
+
+    def __init__(self, observer: Any, kept_max: int = KEPT_MAX) -> None:
+        self._observer, self._kept_max = observer, kept_max
+        self._kept: OrderedDict[tuple[int, int], RankReport] = OrderedDict()
+        self._asked: list[Any] = []
+        self._instance = ""
+        self._lost_touch = False
+
+    def __len__(self) -> int:
+        """Reports whose step is not known to be on record."""
+        return len(self._kept)
+
+    def send(self, report: RankReport) -> None:
+        """Hand over `report` and go on at once. Never raises, never waits."""
+        self._kept[report.attempt, report.step] = report
+        while len(self._kept) > self._kept_max:
+            self._kept.popitem(last=False)
+        self._read_receipts()
+        self._call(report)
+
+    def close(self, timeout: float) -> bool:
+        """Wait until all is on record, at most `timeout` seconds; whether it is."""
+        deadline = time.monotonic() + timeout
+        while self._kept and (left := deadline - time.monotonic()) > 0:
+            newest = next(reversed(self._kept.values()))
+            try:
+                self._confirm(ray.get(self._observer.receipt.remote(newest.attempt), timeout=left))
+            except ray.exceptions.RayError:
+                self._lost_touch = True
+            if self._kept:
+                time.sleep(min(0.05, max(0.0, left)))
+        return not self._kept
+
+    def _call(self, report: RankReport) -> None:
+        # An observer that answers nothing at all gets no more calls than it has reports to answer for.
+        if len(self._asked) >= self._kept_max:
+            return
+        try:
+            self._asked.append(self._observer.report.remote(report))
+        except ray.exceptions.RayError:
+            self._lost_touch = True
+
+    def _read_receipts(self) -> None:
+        if not self._asked:
+            return
+        answered, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)
+        for each in answered:
+            try:
+                self._confirm(ray.get(each))
+            except ray.exceptions.RayError:
+                self._lost_touch = True
+
+    def _confirm(self, receipt: Receipt) -> None:
+        """Drop what is on record; send the rest again where it went to an observer that is gone."""
+        for step in receipt.settled:
+            self._kept.pop((receipt.attempt, step), None)
+        replaced = self._instance not in (receipt.instance, "")
+        self._instance = receipt.instance
+        if replaced or self._lost_touch:
+            self._lost_touch = False
+            for report in list(self._kept.values()):
+                self._call(report)
