@@ -23,7 +23,7 @@ from raypack.simulate.fit import LineFit
 @click.option("--out", required=True, type=click.Path(dir_okay=False), help="Write the cluster file here (.toml).")
 @click.option("--ranks", type=int, default=None, help="Ranks; default: one a GPU of this machine, else one a core.")
 @click.option("--nodes", default="", help="Ranks of each simulated node, e.g. 4,4, for trials; default: one node.")
-@click.option("--ray", default="", help="Use a Ray cluster: its address, or auto in a Ray job; needs --ranks.")
+@click.option("--ray", default="", help="Use a Ray cluster: HOST:PORT, auto, or local (a new one); needs --ranks.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: CUDA where there is.")
 @click.option("--model", default="", help="Model preset or .toml file to measure round_seconds with; default: not.")
 @click.option("--shard", type=click.Choice(["none", "world"]), default="none", help="That model's parameters.")
@@ -87,7 +87,7 @@ def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wan
         raise RaypackError(f"ray = {address}: say --device cpu or cuda; this machine need not be like the workers")
     from raypack.simulate.on_ray import ray_ranks
 
-    return ray_ranks("" if address == "auto" else address, ranks, device, wanted)
+    return ray_ranks(address, ranks, device, wanted)
 
 
 def check(out: str, peak_flops: float | None, repeats: int, timeout: float) -> None:

@@ -17,7 +17,8 @@ from raypack.errors import RaypackError
 from raypack.parallel.places import topology_of
 from raypack.simulate.calibrate import Measurements, Wanted
 from raypack.simulate.measure import measure
-from raypack.training.preflight import check_resources, connect
+from raypack.training.cluster import connected
+from raypack.training.preflight import check_resources
 
 
 def ray_ranks(address: str, ranks: int, kind: str, wanted: Wanted) -> Measurements:
@@ -33,8 +34,8 @@ def ray_ranks(address: str, ranks: int, kind: str, wanted: Wanted) -> Measuremen
     config = Config(
         run=RunSection(ray_address=address), topology=topology, timeouts=TimeoutSection(start=wanted.timeout)
     )
-    with connect(config), tempfile.TemporaryDirectory(prefix="raypack-calibrate-") as folder:
-        check_resources(config)
+    with connected(config), tempfile.TemporaryDirectory(prefix="raypack-calibrate-") as folder:
+        check_resources(config.topology)
         box: Any = _Box.remote()  # type: ignore[attr-defined]
         trainer = TorchTrainer(
             _worker,
