@@ -15,7 +15,9 @@ from raypack.config import ModelConfig
 from raypack.model.packing import Packing
 from raypack.model.rope import RopeTable, rope_table
 from raypack.parallel.exchange import Exchange, Heads, build_exchange
+from raypack.parallel.halo import HaloPlan, plan_halo
 from raypack.parallel.layout import Layout, Segments
+from raypack.parallel.state import StatePlan, plan_states
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import Round
 
@@ -45,6 +47,7 @@ class Frame:
         rows: tokens this rank holds.
         segments: which tokens they are; `samples` and `lengths` name the documents by `segments.placement`.
         full, sparse: attention of F and of S layers.
+        states, halo: linear attention and its convolution, in models with L layers (and `linear_conv`).
         recompute: none, selective or full; equal on all ranks.
     """
 
@@ -54,6 +57,8 @@ class Frame:
     lengths: np.ndarray
     full: Attend
     sparse: Attend
+    states: StatePlan | None
+    halo: HaloPlan | None
     recompute: str
     _tables: dict[tuple[torch.device, torch.dtype], RopeTable] = field(default_factory=dict, repr=False, compare=False)
 
@@ -71,14 +76,18 @@ def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig
     layout = Layout(round_, topology, rank)
     full = _attend(layout, rank, model, full=True)
     # One set of exchanges where every sample's parent is its child: a plan without repacking pays nothing for it.
-    sparse = full if all(run.parent == run.child for run in layout.runs) else _attend(layout, rank, model, full=False)
+    same = "S" not in model.kinds or all(run.parent == run.child for run in layout.runs)
+    sparse = full if same else _attend(layout, rank, model, full=False)
+    segments, linear = layout.segments(rank), "L" in model.kinds
     return Frame(
         rows=layout.rows(rank),
-        segments=layout.segments(rank),
+        segments=segments,
         samples=layout.columns["sample"],
         lengths=layout.columns["length"],
         full=full,
         sparse=sparse,
+        states=plan_states(layout, rank, segments) if linear else None,
+        halo=plan_halo(layout, rank, segments, model.linear_conv) if linear and model.linear_conv else None,
         recompute=round_.recompute,
     )
 

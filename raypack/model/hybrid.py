@@ -1,4 +1,5 @@
-"""The block loop: a decoder whose layers are full (F) or sliding-window (S) attention, each with an MLP or MoE."""
+"""The block loop: a decoder whose layers are full (F), sliding-window (S) or linear (L) attention, each with an MLP or
+MoE."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from raypack.config import ModelConfig
 from raypack.model.attention import Attention
 from raypack.model.frame import Frame
 from raypack.model.head import linear_cross_entropy
+from raypack.model.linear import LinearAttention
 from raypack.model.mlp import SwiGLU
 from raypack.model.moe import MoE, Routing
 from raypack.model.norm import RMSNorm
@@ -37,7 +39,7 @@ class Layer(nn.Module):
         super().__init__()
         self.chunk_tokens = chunk_tokens
         self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = Attention(config, kind)
+        self.attention = LinearAttention(config) if kind == "L" else Attention(config, kind)
         self.ffn_norm = RMSNorm(config.width, config.norm_eps)
         self.ffn: MoE | SwiGLU
         if config.experts:
@@ -143,6 +145,7 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
     """Fill parameters from `seed` and their own names: the same weights in any world and in any order of calls.
 
     Matrices: normal, std 0.02, the projections back into the residual stream divided by sqrt(2 x layers). Norms: 1.
+    Convolutions start near the identity: 1 is added to the tap of the token itself.
     """
     for name, parameter in module.named_parameters():
         full_name = prefix + name
@@ -156,6 +159,8 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
         generator = torch.Generator(device=parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))
         values = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
         parameter.copy_(values.normal_(0.0, std, generator=generator))
+        if full_name.endswith("attention.conv"):
+            parameter[:, -1] += 1
     for name, buffer in module.named_buffers():
         if name.endswith("bias"):
             buffer.zero_()

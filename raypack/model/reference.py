@@ -115,20 +115,61 @@ def cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return sum(losses, start=logits.sum() * 0)
 
 
+def _split_heads(config: ModelConfig, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[n, (heads + 2 * kv_heads) * D] -> q, k, v by heads."""
+    heads, kv_heads = config.heads, config.kv_heads
+    x = qkv.view(len(qkv), heads + 2 * kv_heads, config.head_dim)
+    return x[:, :heads], x[:, heads : heads + kv_heads], x[:, heads + kv_heads :]
+
+
+def _softmax(config: ModelConfig, layer: Mapping[str, Tensor], y: Tensor, kind: str) -> Tensor:
+    """F and S attention of one document: [n, heads, D]."""
+    n = len(y)
+    q, k, v = _split_heads(config, y @ layer["qkv.weight"].T)
+    if config.qk_norm:
+        q = rms_norm(q, layer["q_norm.weight"], config.norm_eps)
+        k = rms_norm(k, layer["k_norm.weight"], config.norm_eps)
+    q, k = (rope(part, torch.arange(n), config.rope_base) for part in (q, k))
+    return attention(q, k, v, [n], window=config.window if kind == "S" else None, sinks=config.sinks)
+
+
+def _linear(config: ModelConfig, layer: Mapping[str, Tensor], y: Tensor) -> Tensor:
+    """L attention of one document: [n, heads, D]."""
+    n, kv_heads = len(y), config.kv_heads
+    qkv, decay = y @ layer["qkv.weight"].T, None
+    if config.linear_conv:
+        qkv = causal_conv(qkv, layer["conv"], [n])
+    q, k, v = _split_heads(config, qkv)
+    q, k = feature(q, config.linear_feature) * config.head_dim**-0.5, feature(k, config.linear_feature)
+    if config.linear_decay == "gate":
+        gate = (y @ layer["gate_in.weight"].T) @ layer["gate_out.weight"].T + layer["gate_out.bias"]
+        decay = (torch.sigmoid(wide(gate)) ** (1 / 16)).log().view(n, kv_heads, -1)
+    elif config.linear_decay == "head":
+        edges = torch.logspace(-5, -9, kv_heads, base=2, dtype=torch.float64) if kv_heads > 1 else torch.tensor([2**-5])
+        decay = torch.log(1 - edges).to(wide(y).dtype)
+    y = linear_attention(q, k, v, [n], decay)
+    return rms_norm(y, layer["out_norm"], config.norm_eps) if config.linear_norm else y
+
+
+def feature(x: Tensor, name: str) -> Tensor:
+    """The feature map of linear attention."""
+    maps = {
+        "none": lambda x: x,
+        "relu": lambda x: x * (x > 0),
+        "elu": lambda x: torch.where(x > 0, x + 1, x.clamp(max=0).exp()),
+        "silu": lambda x: x * torch.sigmoid(x),
+    }
+    return maps[name](x)
+
+
 def hidden_states(config: ModelConfig, state: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     """The whole decoder on one document, int64 [n]: [n, width] after the last norm."""
-    n, heads, kv_heads = len(tokens), config.heads, config.kv_heads
+    n = len(tokens)
     x = state["embed.weight"][tokens]
     for i, kind in enumerate(config.kinds):
         layer = {name.removeprefix(f"layers.{i}."): t for name, t in state.items() if name.startswith(f"layers.{i}.")}
         y = rms_norm(x, layer["attention_norm.weight"], config.norm_eps)
-        qkv = (y @ layer["qkv.weight"].T).view(n, heads + 2 * kv_heads, config.head_dim)
-        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if config.qk_norm:
-            q = rms_norm(q, layer["q_norm.weight"], config.norm_eps)
-            k = rms_norm(k, layer["k_norm.weight"], config.norm_eps)
-        q, k = (rope(part, torch.arange(n), config.rope_base) for part in (q, k))
-        y = attention(q, k, v, [n], window=config.window if kind == "S" else None, sinks=config.sinks)
+        y = _linear(config, layer, y) if kind == "L" else _softmax(config, layer, y, kind)
         x = x + y.reshape(n, -1) @ layer["out.weight"].T
         y = rms_norm(x, layer["ffn_norm.weight"], config.norm_eps)
         if config.experts:
@@ -150,7 +191,8 @@ def reference_loss(
         config: of the model.
         state: its `state_dict()` (parameters may require gradients): `embed.weight`, `layers.{i}.` with
             `attention_norm.weight`, `qkv.weight` (rows: Q heads, K heads, V heads), `q_norm.weight` and `k_norm.weight`
-            where `qk_norm`, `out.weight`, `ffn_norm.weight`, `ffn.` of `SwiGLU` or `MoE`; `norm.weight`;
+            where `qk_norm`, `out.weight`, in L layers `conv`, `out_norm`, `gate_in.weight`, `gate_out.weight` and
+            `gate_out.bias` where the model has them, `ffn_norm.weight`, `ffn.` of `SwiGLU` or `MoE`; `norm.weight`;
             `head.weight` unless tied.
         documents: token ids of each.
         labels: of each token; -100 = none.
@@ -164,3 +206,34 @@ def reference_loss(
         for tokens, label in zip(documents, labels, strict=True)
     ]
     return sum(losses, start=wide(head).sum() * 0)
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], log_decay: Tensor | None = None
+) -> Tensor:
+    """`S_t = exp(g_t) S_{t-1} + k_t v_t^T`, `o_t = q_t S_t`, token by token, from zero at each document's start.
+
+    q [n, H, D], k and v [n, K, D]; query head i reads KV head `i // (H / K)`. `log_decay`: None, [K] or [n, K, D].
+    """
+    group, out, t = q.shape[1] // k.shape[1], [], 0
+    for length in lengths:
+        state = wide(k).new_zeros(k.shape[1], k.shape[2], v.shape[2])
+        for _ in range(length):
+            if log_decay is not None:
+                g = log_decay[:, None] if log_decay.dim() == 1 else log_decay[t]
+                state = state * wide(g).exp()[:, :, None]
+            state = state + wide(k[t])[:, :, None] * wide(v[t])[:, None, :]
+            out.append(torch.stack([wide(q[t, i]) @ state[i // group] for i in range(q.shape[1])]))
+            t += 1
+    return torch.stack(out).to(q.dtype) if out else q
+
+
+def causal_conv(x: Tensor, weight: Tensor, lengths: Sequence[int]) -> Tensor:
+    """`y_t = sum_w weight[:, W - 1 - w] * x_{t - w}` over the tokens of the same document; x [n, C], weight [C, W]."""
+    taps, rows, first = weight.shape[1], [], 0
+    for length in lengths:
+        for t in range(length):
+            seen = [x[first + t - w] * weight[:, taps - 1 - w] for w in range(min(taps, t + 1))]
+            rows.append(sum(seen[1:], start=seen[0]))
+        first += length
+    return torch.stack(rows) if rows else x

@@ -10,7 +10,10 @@ from raypack.parallel.topology import Block, Topology
 
 SITES = ("full_in", "full_out", "sparse_in", "sparse_out")
 SCOPES = ("intra", "inter")
-COLLECTIVES = ("gradient_reduce", "parameter_gather", "agreement", "balance_reduce", "metric_reduce")
+COLLECTIVES = (
+    "gradient_reduce", "parameter_gather", "agreement", "balance_reduce", "metric_reduce", "state_gather", "conv_halo",
+    "kv_gather",
+)  # fmt: skip
 
 
 @dataclass
@@ -18,7 +21,8 @@ class Ledger:
     """Counters of one rank.
 
     `exchanged[(site, scope)]` = bytes of all-to-alls sent to *other* ranks, forward, backward and replays alike.
-    `collected[(op, scope)]` = bytes of all other collectives, by the ring formula of `count_ring`.
+    `collected[(op, scope)]` = bytes of all other collectives: `state_gather`, `kv_gather` and `conv_halo` as copies to
+    each other rank (`count_copies`), the rest by the ring formula of `count_ring`.
     `seconds[site]` = wall time inside the all-to-alls where the device is a CPU (a GPU's run asynchronously).
     """
 
@@ -48,6 +52,13 @@ class Ledger:
         following = block.first + (self.rank - block.first + 1) % block.width
         scope = "intra" if self.topology.node_of[following] == self.topology.node_of[self.rank] else "inter"
         self.collected[op, scope] += round(passes * size * (block.width - 1) / block.width)
+
+    def count_copies(self, op: str, block: Block, sizes: Sequence[int]) -> None:
+        """`sizes[i]` bytes go straight to rank `block.first + i`, this rank's own entry left out."""
+        node_of, here = self.topology.node_of, self.topology.node_of[self.rank]
+        for i, size in enumerate(sizes):
+            if size and block.first + i != self.rank:
+                self.collected[op, "intra" if node_of[block.first + i] == here else "inter"] += size
 
     def take(self) -> Ledger:
         """The counters so far, as a record of their own; this one starts again at zero."""
