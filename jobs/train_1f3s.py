@@ -12,7 +12,7 @@ from pathlib import Path
 # Every step has other sizes: without this the CUDA allocator fragments.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
-from raypack.training.launch import main
+from raypack.training.job import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], Path(__file__).with_name("1f3s_local.toml"), __doc__))

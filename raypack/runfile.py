@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,22 +25,31 @@ class _Flags(Config, BaseSettings):  # type: ignore[misc]
 def load_run(argv: Sequence[str], default: str | Path, description: str = "") -> Config:
     """The settings of `job.py [--run FILE.toml] [--section.key value ...]`; `--help` prints all flags and exits.
 
+    A run without a name gets the run file's and the time.
+
     Args:
         default: run file used where `--run` names none.
 
     Raises:
         RaypackError: unknown flag or key, a value out of range, a file that cannot be read.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--run", metavar="FILE", default=str(default))
     try:
         named, rest = first.parse_known_args(list(argv))
-    except SystemExit:
+    except argparse.ArgumentError:
         raise RaypackError("--run: needs the path of a TOML run file") from None
     if {"-h", "--help"} & set(rest):
         defaults = build(Config, _with_preset(read_toml(named.run)))
         _help(description or f"Run file: --run FILE.toml (default {named.run}). Flags override it.", defaults)
-    return build(Config, _with_preset(_merge(read_toml(named.run), _flags(rest))))
+    file, flags = read_toml(named.run), _flags(rest)
+    if flags.get("model", {}).get("preset"):
+        file.pop("model", None)  # a preset from the command line replaces the file's model, not only what that lacks
+    config = build(Config, _with_preset(_merge(file, flags)))
+    if config.run.name:
+        return config
+    name = f"{Path(named.run).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
 
 
 def _flags(arguments: Sequence[str]) -> dict[str, Any]:

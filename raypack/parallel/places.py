@@ -18,6 +18,7 @@ def topology_of(places: Sequence[tuple[str, int]]) -> Topology:
     """
     nodes: list[str] = []
     sizes: list[int] = []
+    last = -1
     for rank, (node, local) in enumerate(places):
         if not nodes or nodes[-1] != node:
             if node in nodes:
@@ -27,10 +28,11 @@ def topology_of(places: Sequence[tuple[str, int]]) -> Topology:
                 )
             nodes.append(node)
             sizes.append(0)
-        if local != sizes[-1]:
+        elif local <= last:
             raise RaypackError(
-                f"rank {rank} has local rank {local} on node {node}, expected {sizes[-1]}: "
+                f"rank {rank} has local rank {local} on node {node}, after {last}: "
                 "order the workers of a node by their local rank"
             )
         sizes[-1] += 1
+        last = local
     return Topology(tuple(sizes))

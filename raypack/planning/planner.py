@@ -7,6 +7,7 @@ request brings the stream state before the step, so a restarted actor, or anothe
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -27,14 +28,15 @@ from raypack.planning.policies import make_plan
 from raypack.planning.table import Samples
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+# Planning is a step ahead of the workers, and on a small machine beside them: they go first.
+NICE = 19
 
 
 @dataclass(frozen=True)
 class PlannedStep:
     """A plan and what the planner says of it; crosses processes once a node.
 
-    `bytes_static` and `bytes_dynamic` are what the plans of those policies would send for the same samples. `late` is
-    the time a worker had already waited when the plan was ready.
+    `bytes_static` and `bytes_dynamic` are what the plans of those policies would send for the same samples.
     """
 
     plan: Plan
@@ -101,8 +103,11 @@ class StepPlanner:
 
     def check_longest(self, topology: Topology) -> None:
         """Raises RaypackError where a sample of `data.max_sample_tokens` fits no block of `topology`."""
-        longest = min(self.config.data.max_sample_tokens, int(self.stream.samples.lengths.max()))
-        self._make(Samples.of_lengths([longest]), topology, "dynamic")
+        longest = self.config.data.max_sample_tokens
+        try:
+            self._make(Samples.of_lengths([longest]), topology, "dynamic")
+        except RaypackError as error:
+            raise RaypackError(f"data.max_sample_tokens = {longest}: {str(error).removeprefix('sample 0: ')}") from None
 
     def held_out_plan(self, topology: Topology) -> Plan | None:
         """One plan for the held-out samples; None where there are none."""
@@ -132,10 +137,12 @@ class PlannerActor:
     """
 
     def __init__(self, settings: dict[str, Any], corpus: str) -> None:
+        os.nice(NICE)
         self._config = Config.model_validate(settings)
         self._planner = StepPlanner(self._config, Corpus.open(corpus))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._attempt = -1
+        self._held_out: dict[tuple[int, ...], asyncio.Task[Any]] = {}
         self._tasks: dict[tuple[tuple[int, ...], int, StreamState], asyncio.Task[Any]] = {}
 
     async def ready(self) -> bool:
@@ -157,10 +164,15 @@ class PlannerActor:
         return [reference]
 
     async def held_out(self, nodes: tuple[int, ...]) -> list[Any]:
-        """[reference to the plan of the held-out samples, or to None]."""
+        """[reference to the plan of the held-out samples, or to None]; made once for all ranks."""
+        nodes = tuple(nodes)
+        if nodes not in self._held_out:
+            self._held_out[nodes] = asyncio.get_running_loop().create_task(self._make_held_out(nodes))
+        return [await self._held_out[nodes]]
+
+    async def _make_held_out(self, nodes: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._thread, self._planner.held_out_plan, Topology(tuple(nodes)))
-        return [ray.put(made)]
+        return ray.put(await loop.run_in_executor(self._thread, self._planner.held_out_plan, Topology(nodes)))
 
     def _task(self, nodes: tuple[int, ...], step: int, before: StreamState, ahead: int) -> asyncio.Task[Any]:
         key = (nodes, step, before)

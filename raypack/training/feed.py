@@ -16,6 +16,8 @@ from raypack.planning.plan import Plan, StreamState
 from raypack.planning.planner import PlannedStep
 from raypack.training.work import StepWork
 
+ASK_AGAIN = 3
+
 Prepare = Callable[[Plan], StepWork]
 
 
@@ -35,7 +37,11 @@ class Fed:
 
 
 class PlanSource:
-    """Where plans come from: the planner actor. Tests give another object with the same two methods."""
+    """Where plans come from: the planner actor. Tests give another object with the same two methods.
+
+    A plan lives in the planner's process until a node has pulled it. A planner that died meanwhile comes back and makes
+    the same plan again, so it is asked again, `ASK_AGAIN` times.
+    """
 
     def __init__(self, actor: Any, attempt: int, topology: Topology, timeout: float) -> None:
         self._actor, self._attempt, self._nodes, self._timeout = actor, attempt, topology.nodes, timeout
@@ -43,28 +49,34 @@ class PlanSource:
     def step(self, step: int, before: StreamState) -> PlannedStep:
         """Raises RaypackError: the planner's reason, or that it did not answer in time."""
         planned: PlannedStep = self._get(
-            self._actor.plan.remote(self._attempt, self._nodes, step, before), f"the plan of step {step}"
+            lambda: self._actor.plan.remote(self._attempt, self._nodes, step, before), f"the plan of step {step}"
         )
         return planned
 
     def held_out(self) -> Plan | None:
-        plan: Plan | None = self._get(self._actor.held_out.remote(self._nodes), "the plan of the held-out samples")
+        plan: Plan | None = self._get(
+            lambda: self._actor.held_out.remote(self._nodes), "the plan of the held-out samples"
+        )
         return plan
 
-    def _get(self, asked: Any, what: str) -> Any:
-        try:
-            (reference,) = ray.get(asked, timeout=self._timeout)
-            return ray.get(reference, timeout=self._timeout)
-        except ray.exceptions.GetTimeoutError:
-            raise RaypackError(
-                f"waited timeouts.plan = {self._timeout:g} s for {what} from the planner; is its node alive?"
-            ) from None
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            text = str(cause) if isinstance(cause, RaypackError) else f"{type(cause).__name__}: {cause}"
-            raise RaypackError(f"the planner could not make {what}: {text}") from None
-        except ray.exceptions.RayError as error:
-            raise RaypackError(f"the planner is gone while {what} was asked for: {error}") from None
+    def _get(self, ask: Callable[[], Any], what: str) -> Any:
+        end = time.monotonic() + self._timeout
+        for left in range(ASK_AGAIN, -1, -1):
+            try:
+                (reference,) = ray.get(ask(), timeout=max(0.0, end - time.monotonic()))
+                return ray.get(reference, timeout=max(0.0, end - time.monotonic()))
+            except ray.exceptions.GetTimeoutError:
+                raise RaypackError(
+                    f"waited timeouts.plan = {self._timeout:g} s for {what} from the planner; is its node alive?"
+                ) from None
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                text = str(cause) if isinstance(cause, RaypackError) else f"{type(cause).__name__}: {cause}"
+                raise RaypackError(f"the planner could not make {what}: {text}") from None
+            except ray.exceptions.RayError as error:
+                if not left:
+                    raise RaypackError(f"the planner is gone while {what} was asked for: {error}") from None
+        raise AssertionError("unreachable")
 
 
 class Feed:
@@ -113,6 +125,7 @@ class Feed:
         plan = planned.result().plan  # ready: the same single thread ran it before
         started = time.perf_counter()
         work = self._prepare(plan)
+        plan.digest  # noqa: B018 - kept by the plan: the agreement before the step needs it at once
         return work, time.perf_counter() - started
 
     def close(self) -> None:

@@ -1,70 +1,102 @@
-"""Checks that need Ray but no worker: the cluster, its resources, and paths that every node must see."""
+"""Checks before anything starts: what the plan needs, what the cluster has, and paths that every node must see."""
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypack.config import Config
+from raypack.config import Config, TopologySection
+from raypack.data.corpus import Corpus, check_vocabulary
+from raypack.data.splits import training_stream
+from raypack.data.stream import StreamCounts
 from raypack.errors import RaypackError
+from raypack.parallel.topology import Topology
+from raypack.planning.planner import StepPlanner
+from raypack.training.checkpoint import RunState, model_digest
+
+EPSILON = 1e-9
 
 
-@contextmanager
-def connect(config: Config) -> Iterator[None]:
-    """Join the cluster of `run.ray_address` or of the surrounding job, else start a local one with a CPU per worker.
+def check_plan(config: Config, corpus: Corpus) -> StreamCounts:
+    """Prove that the longest sample can be planned, without Ray. Returns what the length rules do to an epoch.
 
     Raises:
-        RaypackError: nothing answers at the address.
+        RaypackError: token ids that the model lacks, no usable document, or a sample that fits no block.
     """
-    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(config.timeouts.start)
-    # The controller's own polling; the default of 2 s would dominate short runs.
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    address = config.run.ray_address or os.environ.get("RAY_ADDRESS", "")
-    if address and address != "local":
-        _join(address)
-    else:
-        topology = config.topology
-        ray.init(
-            address="local",
-            num_cpus=max(1, -int(-topology.workers * topology.cpus_per_worker // 1)),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    check_vocabulary(corpus, config.model.vocabulary)
+    counts = training_stream(corpus, config.data).counts
+    planner = StepPlanner(config, corpus)
+    nodes = config.topology.nodes
+    planner.check_longest(
+        Topology(nodes) if nodes else Topology.regular(config.topology.workers, planner.cluster.ranks_per_node)
+    )
+    return counts
 
 
-def _join(address: str) -> None:
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()
+def check_checkpoint(folder: Path, config: Config, corpus: Corpus) -> None:
+    """Raises RaypackError where the run cannot go on from the checkpoint `folder`."""
+    state = RunState.read(folder)
+    if state.model != model_digest(config.model):
         raise RaypackError(
-            f"no Ray cluster at {address}: {reason[0] if reason else type(error).__name__}; "
-            "start one, correct run.ray_address, or leave it empty for a local one"
-        ) from None
+            f"{folder} holds another model than [model] describes: use the config.toml of its run, or "
+            "--run.resume never"
+        )
+    if state.corpus != corpus.fingerprint:
+        raise RaypackError(
+            f"{folder} was trained on another corpus (fingerprint {state.corpus[:12]}, not {corpus.fingerprint[:12]}): "
+            "give that one as data.corpus"
+        )
+    if state.step >= config.run.steps:
+        raise RaypackError(
+            f"{folder} has {state.step} steps already, run.steps = {config.run.steps}: nothing is left to do; raise "
+            "run.steps"
+        )
 
 
-def check_resources(config: Config) -> None:
-    """Raises RaypackError where the cluster, as it is, has too few CPUs or GPUs for the workers."""
-    have = ray.cluster_resources()
-    topology = config.topology
-    for name, each in (("CPU", topology.cpus_per_worker), ("GPU", topology.gpus_per_worker)):
-        need, there = topology.workers * each, have.get(name, 0.0)
-        if need > there + 1e-9:
+def check_resources(topology: TopologySection) -> None:
+    """Raises RaypackError where the cluster, as it is or as far as its autoscaler goes, cannot hold the workers."""
+    bundle = {"CPU": topology.cpus_per_worker, "GPU": topology.gpus_per_worker}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    limits = _autoscaler_limits()
+    for name, each in bundle.items():
+        need, there = topology.workers * each, sum(node.get(name, 0.0) for node in nodes)
+        if need > max(there, limits.get(name, 0.0)) + EPSILON:
             raise RaypackError(
                 f"topology.workers = {topology.workers} need {need:g} {name} ({each:g} each), the Ray cluster has "
-                f"{there:g}: lower topology.workers or {name.lower()}s_per_worker, or add nodes"
+                f"{there:g}: lower topology.workers or topology.{name.lower()}s_per_worker, or add nodes"
             )
+    fitting = workers_that_fit(bundle, nodes)
+    if fitting < topology.workers and not limits:
+        wanted = " and ".join(f"{each:g} {name}" for name, each in bundle.items() if each)
+        raise RaypackError(
+            f"topology.workers = {topology.workers} of {wanted} on one node each: the nodes of the Ray cluster hold "
+            f"{fitting} of them; lower topology.workers or what a worker asks for, or add nodes"
+        )
+
+
+def workers_that_fit(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many bundles fit on the nodes; a bundle is never split over two."""
+    asked = {name: each for name, each in bundle.items() if each > 0}
+    if not asked:
+        return 2**31
+    return sum(min(math.floor(node.get(name, 0.0) / each + EPSILON) for name, each in asked.items()) for node in nodes)
+
+
+def _autoscaler_limits() -> Mapping[str, float]:
+    """The most the cluster's autoscaler may start, by resource; empty where the cluster does not grow."""
+    try:
+        # What Ray Train itself asks before it waits for workers; Ray has no public name for it.
+        from ray._private.state import state
+
+        return state.get_max_resources_from_cluster_config() or {}
+    except (ImportError, AttributeError):
+        return {}
 
 
 def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
@@ -76,14 +108,13 @@ def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    token = f".seen-{uuid.uuid4().hex}"
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / token).touch()
+    token = run_dir / f".seen-{uuid.uuid4().hex}"
+    token.touch()
     try:
         asked = {
             node["NodeManagerAddress"]: _look.options(  # type: ignore[attr-defined]
                 num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(str(run_dir / token), str(corpus / "corpus.json"))
+            ).remote(str(token), str(corpus / "corpus.json"))
             for node in nodes
         }
         for name, answer in asked.items():
@@ -97,7 +128,7 @@ def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
                     "all nodes share"
                 )
     finally:
-        (run_dir / token).unlink(missing_ok=True)
+        token.unlink(missing_ok=True)
 
 
 @ray.remote

@@ -1,0 +1,73 @@
+"""Why a run failed, in one line: the cause, not its echoes on the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, WorkerGroupError
+
+from raypack.errors import RaypackError
+
+# What gloo, NCCL and torch's store say on a rank whose peer went away.
+ECHOES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "socket closed",
+    "broken pipe",
+    "remote process exited",
+    "ncclremoteerror",
+    "read error",
+)
+LINE_MAX = 500
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether `error` says only that another rank is gone."""
+    text = str(error).lower()
+    return not isinstance(error, RaypackError) and any(echo in text for echo in ECHOES)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line: what all ranks agreed on, else the first cause among the ranks' own errors, with the rank."""
+    if isinstance(error, WorkerGroupError):
+        return _of_ranks(dict(sorted(error.worker_failures.items())))
+    if isinstance(error, ControllerError):
+        return _line(error.controller_failure)
+    return _line(error)
+
+
+def _of_ranks(failures: dict[int, Exception]) -> str:
+    for error in failures.values():
+        for cause in _causes(error):
+            if isinstance(cause, RaypackError):
+                return str(cause)
+    if not failures:
+        return "a worker failed without a word"
+    causes = {rank: error for rank, error in failures.items() if not is_echo(error)} or failures
+    rank, error = next(iter(causes.items()))
+    for cause in _causes(error):
+        if isinstance(cause, RayActorError):
+            return f"rank {rank}: its process died (killed, or out of memory)"
+    if is_echo(error):
+        return f"rank {rank} lost another rank: {_line(error)}"
+    return f"rank {rank}: {_line(error)}"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what Ray and Python wrapped in it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        inner = getattr(seen, "health_check_failure", None) or getattr(seen, "cause", None) or seen.__cause__
+        seen = inner if isinstance(inner, BaseException) else None
+
+
+def _line(error: BaseException) -> str:
+    """Type and text; of a text with a traceback its last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    text = lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
+    named = text if text.startswith(type(error).__name__) else f"{type(error).__name__}: {text}"
+    return named if len(named) <= LINE_MAX else named[:LINE_MAX] + " ..."

@@ -1,0 +1,62 @@
+"""What a job script calls: arguments in, exit code out. Every fault is one line on standard error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from raypack.config import Config
+from raypack.errors import RaypackError
+from raypack.runfile import load_run
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM, as `ray job stop` sends it: ends a run the way Ctrl-C does."""
+
+
+def main(argv: Sequence[str], default: Path, description: str) -> int:
+    """Run a job script's arguments.
+
+    Args:
+        argv: without the program's name.
+        default: run file used where `--run` names none.
+        description: shown by `--help`.
+
+    Returns:
+        exit code: 0; 2 after a fault; 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        config = load_run(argv, default, description)
+        _choose_authentication(config)
+        # torch and Ray take seconds to import: a mistyped flag should not.
+        from raypack.training.launch import launch
+
+        launch(config)
+    except RaypackError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Stopped:
+        print("error: stopped by SIGTERM", file=sys.stderr)
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise Stopped
+
+
+def _choose_authentication(config: Config) -> None:
+    """A Ray of our own asks for a token, whatever this Ray version's default is; read when Ray is imported.
+
+    A cluster that is there already has made its choice.
+    """
+    if not (config.run.ray_address or os.environ.get("RAY_ADDRESS")):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -1,0 +1,124 @@
+"""The run directory: where it is, who holds it, what a new run finds in it (design section 7, Places)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tomli_w
+
+from raypack.config import Config
+from raypack.data.default import raypack_home
+from raypack.errors import RaypackError
+from raypack.observe.observer import replace_file
+from raypack.observe.steps import STEPS_FILE
+from raypack.planning.plan import Plan
+from raypack.training.checkpoint import newest
+
+CONFIG_FILE, LOCK_FILE, FAILURE_FILE, PLAN_FOLDER = "config.toml", ".lock", "failure.txt", "plans"
+FREE_BYTES = 100 * 2**20
+# Set by Ray for the entrypoint of a submitted job, and for nothing else.
+JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+def absolute(path: str) -> Path:
+    """Relative to the current directory; in a Ray job to RAYPACK_HOME, for there the current one may be a throw-away
+    copy."""
+    given = Path(path).expanduser()
+    base = raypack_home() if JOB_MARK in os.environ else Path.cwd()
+    return given if given.is_absolute() else (base / given).absolute()
+
+
+def resolve_run(config: Config) -> tuple[Path, Path | None]:
+    """The run's directory, and the checkpoint to go on from (None = from the start). Writes nothing.
+
+    Raises:
+        RaypackError: a name that is no directory name, a directory that holds another run, or nothing to resume from.
+    """
+    name, resume = config.run.name, config.run.resume
+    if not name or "/" in name or name.startswith("."):
+        raise RaypackError(f"run.name = {name!r}: must be a plain directory name that does not start with a dot")
+    run_dir = absolute(config.run.root) / name
+    used = (run_dir / STEPS_FILE).exists()
+    if resume == "never":
+        if used:
+            raise RaypackError(f"{run_dir} holds a run already: give another --run.name, or --run.resume auto")
+        return run_dir, None
+    if resume == "auto":
+        found = newest(run_dir)
+        if found is None and used:
+            raise RaypackError(f"{run_dir} has records but no complete checkpoint: give another --run.name")
+        return run_dir, found
+    folder = absolute(resume)
+    if not folder.is_dir():
+        raise RaypackError(f"run.resume = {resume!r}: no checkpoint directory {folder}; use auto, never or a path")
+    return run_dir, folder
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Make the directory, and keep every other driver out of it meanwhile.
+
+    Raises:
+        RaypackError: it cannot be written, or another driver holds it.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = open(run_dir / LOCK_FILE, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise _unwritable(run_dir, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise RaypackError(
+                f"{run_dir} belongs to a run that goes on ({lock.read().strip() or 'its driver is starting'}): "
+                "wait for it, end it, or give another --run.name"
+            ) from None
+        except OSError as error:
+            raise _unwritable(run_dir, error) from None
+        lock.truncate(0)
+        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+        yield
+
+
+def write_config(run_dir: Path, config: Config, corpus: Path) -> None:
+    """`config.toml`: everything resolved, so that `--run <run>/config.toml` from anywhere is the same run.
+
+    Raises:
+        RaypackError: the directory cannot be written, or its disk is nearly full.
+    """
+    data = config.model_dump()
+    data["data"]["corpus"] = str(corpus)
+    data["run"].update(root=str(run_dir.parent), resume="never")
+    try:
+        replace_file(run_dir / CONFIG_FILE, tomli_w.dumps(data))
+        free = shutil.disk_usage(run_dir).free
+    except OSError as error:
+        raise _unwritable(run_dir, error) from None
+    if free < FREE_BYTES:
+        raise RaypackError(f"{free / 1e6:.0f} MB are free at {run_dir}, a run needs 100: choose another run.root")
+
+
+def keep_plan(run_dir: Path, plan: Plan) -> None:
+    """Write `plans/step-00000012.json`, before the step runs, so that a step that fails can be replayed.
+
+    Raises:
+        RaypackError: it cannot be written.
+    """
+    file = run_dir / PLAN_FOLDER / f"step-{plan.step:08d}.json"
+    try:
+        file.parent.mkdir(exist_ok=True)
+        replace_file(file, plan.to_json() + "\n")
+    except OSError as error:
+        raise _unwritable(run_dir, error) from None
+
+
+def _unwritable(run_dir: Path, error: OSError) -> RaypackError:
+    return RaypackError(f"cannot write to {run_dir}: {error.strerror or error}; choose another run.root")
