@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 
 from raypack.parallel.layout import Layout, Run, head_share
+from raypack.parallel.spread import Spread, build_spread, is_spread
 from raypack.parallel.topology import Block
 
 
@@ -87,6 +88,8 @@ class Call:
 
     Attributes:
         lengths: documents, in row order.
+        spread: hsap over nodes: heads are split over this rank's node alone, whose tokens of each document `lengths`
+            counts.
         heads: (first query head, end, first KV head, end), in the whole model's numbering.
         vectors: per token (Q + K + V, or Q alone).
     """
@@ -95,6 +98,7 @@ class Call:
     lengths: tuple[int, ...]
     heads: tuple[int, int, int, int]
     vectors: int
+    spread: bool = False
 
     @property
     def tokens(self) -> int:
@@ -231,9 +235,12 @@ def build_exchange(layout: Layout, rank: int, heads: Heads, *, full: bool) -> Ex
     """The exchange of `rank` between its tokens and the heads of full (`full`) or sparse layers."""
     block = layout.component(rank, full)
     runs = [run for run in layout.runs if run.block(full).overlaps(block)]
+    spread = build_spread(layout, rank) if full else None
     travelling = [run for run in runs if run.block(full).width > 1]
-    moves, send = _token_side(travelling, rank, block, heads, full)
-    calls, pieces, receive = _head_side(layout, travelling, rank, block, heads, full)
+    going = [part for run in travelling if run.child.holds(rank) for part in _going(layout, run, rank, full, spread)]
+    held = [_held(layout, run, full, spread) for run in travelling if run.block(full).holds(rank)]
+    moves, send = _token_side(going, block, heads)
+    calls, pieces, receive = _head_side(layout, held, rank, block, heads, spread)
     alone = [run for run in runs if run.block(full) == Block(rank, 1)]
     local = None
     if alone:
@@ -253,66 +260,97 @@ def build_exchange(layout: Layout, rank: int, heads: Heads, *, full: bool) -> Ex
         gather=_merge(sorted(pieces, key=lambda p: (p.call, p.row)), calls),
         calls=tuple(calls),
         local=local,
-        copied=any(heads.copied(run.block(full).width) for run in travelling),
+        copied=any(heads.copied(part.ranks.width) for part in going),
     )
 
 
-def _token_side(
-    runs: Sequence[Run], rank: int, block: Block, heads: Heads, full: bool
-) -> tuple[list[tuple[int, int, Move]], list[int]]:
-    """What this rank's tokens send to every destination; each move with its sort key (section, run)."""
-    mine = []
-    for number, run in enumerate(runs):
-        if run.child.holds(rank):
-            i = rank - run.child.first
-            if run.cuts[i + 1] > run.cuts[i]:
-                mine.append((number, run.block(full), run.rows[i], run.cuts[i + 1] - run.cuts[i]))
+@dataclass(frozen=True)
+class _Going:
+    """Rows [row, row + rows) of this rank go to `ranks`, over which their heads are split."""
+
+    row: int
+    rows: int
+    ranks: Block
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A run whose heads this rank holds: rows [bounds[i], bounds[i + 1]) of the call come from rank i of its child."""
+
+    run: Run
+    block: Block
+    spread: bool
+    bounds: tuple[int, ...]
+
+
+def _going(layout: Layout, run: Run, rank: int, full: bool, spread: Spread | None) -> list[_Going]:
+    """Where the rows of a run that this rank holds go, in row order."""
+    i = rank - run.child.first
+    row, low, high = run.rows[i], run.cuts[i], run.cuts[i + 1]
+    if spread is not None and is_spread(layout, run):
+        parts = spread.parts(layout, run, low, high)
+        return [_Going(row + a - low, b - a, spread.node_block(node)) for node, a, b in parts]
+    return [_Going(row, high - low, run.block(full))] if high > low else []
+
+
+def _held(layout: Layout, run: Run, full: bool, spread: Spread | None) -> _Held:
+    """`bounds` count from the run's own first row; `_head_side` knows what stands before it."""
+    if spread is not None and is_spread(layout, run):
+        return _Held(run, spread.block, True, spread.bounds(layout, run))
+    return _Held(run, run.block(full), False, run.cuts)
+
+
+def _token_side(going: Sequence[_Going], block: Block, heads: Heads) -> tuple[list[tuple[int, int, Move]], list[int]]:
+    """What this rank's tokens send to every destination; each move with its sort key (section, rows)."""
     moves, send, at = [], [], 0
     for destination in range(block.first, block.end):
         before = at
-        for number, owner, row, rows in mine:
-            if not owner.holds(destination):
+        for number, part in enumerate(going):
+            if not part.ranks.holds(destination):
                 continue
-            ranges = heads.ranges(owner.width, destination - owner.first)
+            ranges = heads.ranges(part.ranks.width, destination - part.ranks.first)
             width, inside = sum(hi - lo for lo, hi in ranges), 0
             for section, (lo, hi) in enumerate(ranges):
                 if hi > lo:
-                    start = row * heads.per_token + lo
+                    start = part.row * heads.per_token + lo
                     moves.append(
-                        (section, number, Move(1, rows, hi - lo, start, 0, at + inside, 0, width, section > 0))
+                        (section, number, Move(1, part.rows, hi - lo, start, 0, at + inside, 0, width, section > 0))
                     )
                     inside += hi - lo
-            at += rows * width
+            at += part.rows * width
         send.append(at - before)
     return moves, send
 
 
 def _head_side(
-    layout: Layout, runs: Sequence[Run], rank: int, block: Block, heads: Heads, full: bool
+    layout: Layout, held: Sequence[_Held], rank: int, block: Block, heads: Heads, spread: Spread | None
 ) -> tuple[list[Call], list[Piece], list[int]]:
     """What this rank's heads receive from every source: attention calls, and where their rows lie on the wire."""
-    mine = [run for run in runs if run.block(full).holds(rank)]
-    owners = sorted({run.block(full) for run in mine}, key=lambda b: -b.width)
+    owners = sorted({(each.block, each.spread) for each in held}, key=lambda owner: (-owner[0].width, owner[1]))
     calls, starts = [], {}
     for owner in owners:
         lengths: list[int] = []
-        for run in mine:
-            if run.block(full) == owner:
-                starts[run.first] = sum(lengths)
-                lengths.extend(layout.lengths(run))
-        share = head_share(heads.heads, heads.kv_heads, owner.width)[rank - owner.first]
-        calls.append(Call(owner, tuple(lengths), share, heads.share(owner.width, rank - owner.first)))
+        for each in held:
+            if (each.block, each.spread) == owner:
+                starts[each.run.first] = sum(lengths)
+                lengths.extend(
+                    spread.lengths(each.run) if spread is not None and each.spread else layout.lengths(each.run)
+                )
+        split = spread.node_block(spread.node_of(rank)) if spread is not None and owner[1] else owner[0]
+        index = rank - split.first
+        share = head_share(heads.heads, heads.kv_heads, split.width)[index]
+        calls.append(Call(owner[0], tuple(lengths), share, heads.share(split.width, index), owner[1]))
     pieces, receive, at = [], [], 0
     for source in range(block.first, block.end):
         before = at
-        for run in mine:
-            if not run.child.holds(source):
+        for each in held:
+            if not each.run.child.holds(source):
                 continue
-            i = source - run.child.first
-            rows = run.cuts[i + 1] - run.cuts[i]
+            i = source - each.run.child.first
+            rows = each.bounds[i + 1] - each.bounds[i]
             if rows:
-                call = owners.index(run.block(full))
-                pieces.append(Piece(call, starts[run.first] + run.cuts[i], rows, at))
+                call = owners.index((each.block, each.spread))
+                pieces.append(Piece(call, starts[each.run.first] + each.bounds[i], rows, at))
                 at += rows * calls[call].vectors
         receive.append(at - before)
     return calls, pieces, receive
