@@ -39,7 +39,8 @@ class ModelConfig(Section):
     window: int = Field(256, ge=1, description="tokens a sliding-window query sees, itself included")
     sinks: int = Field(0, ge=0, description="first tokens of a document that every S query also sees")
     linear_decay: Literal["none", "head", "gate"] = Field(
-        "head", description="L layers: no decay, a fixed one for each KV head, or a gate for each channel, from the data"
+        "head",
+        description="L layers: no decay, a fixed one for each KV head, or a gate for each channel, from the data",
     )
     linear_gate_rank: int = Field(16, ge=1, description="L layers: rank of the gate's projection")
     linear_feature: Literal["none", "relu", "elu", "silu"] = Field(
@@ -137,9 +138,10 @@ class PlanSection(Section):
     sync: Literal["", "step", "layer", "node"] = Field("", description="overrides the cluster's sync")
     rank_tokens_max: int = Field(0, ge=0, description="overrides the cluster's cap; 0 = the cluster's")
     look_ahead: int = Field(2, ge=1, description="steps planned ahead")
-    budget: int = Field(200, ge=0, description="evaluations of local search a step; 0 = plain greedy")
+    budget: int = Field(2000, ge=0, description="evaluations of local search a step; 0 = plain greedy")
     attention: Literal["auto", "ulysses", "kv_gather"] = Field(
-        "auto", description="full layers: exchange heads, gather K and V (parent = child), or the cheaper for each sample"
+        "auto",
+        description="full layers: exchange heads, gather K and V (parent = child), or the cheaper for each sample",
     )
     keep: bool = Field(False, description="write every plan to the run directory")
 

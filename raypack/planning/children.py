@@ -17,15 +17,25 @@ from raypack.planning.clock import pack_seconds
 from raypack.planning.greedy import cheapest_within, list_schedule
 from raypack.planning.load import load_round
 from raypack.planning.problem import Problem
+from raypack.planning.refine import refine, worth_searching
+from raypack.planning.rules import same_packs
 from raypack.planning.shapes import Shapes
 from raypack.planning.table import Table
 
-STRETCHES = (1.0, 1.02, 1.05, 1.1, 1.2, 1.4)
+STRETCHES = (1.0, 1.1, 1.3)
 """Factors on the fluid optimum of the cheap part that child widths are chosen for."""
 
 
 def repack_table(problem: Problem, base: Table) -> Table:
     """`base` with node-local children wherever a pack gains by them; `base` itself where none does."""
+    best = solve_children(problem, base)
+    if worth_searching(problem) and (best.parent_width > 1).any():
+        best, _ = refine(problem, best, same_packs, spare=0)
+    return best
+
+
+def solve_children(problem: Problem, base: Table) -> Table:
+    """As `repack_table`, without local search."""
     best, best_seconds = base, problem.judge(base)
     for stretch in STRETCHES:
         for nested in (False, True):

@@ -13,6 +13,9 @@ import numpy as np
 
 from raypack.parallel.topology import Block
 
+SWAPS, PARTNERS = 300, 16
+"""Exchanges of one-rank items that even out a schedule at most, and idle ranks that are asked each time."""
+
 
 def cheapest_within(seconds: np.ndarray, area: np.ndarray, limit: float) -> np.ndarray:
     """Index of the least-area column with seconds <= limit in each row; the quickest one where none is. [rows]."""
@@ -61,6 +64,10 @@ def list_schedule(
             heapq.heapreplace(heap, (value + cost, at))
         for at, value in added.items():
             load[at : at + width] += value
+        if width == 1:
+            mine = chosen[items]
+            even_out(mine, seconds[items], load)
+            chosen[items] = mine
         start = end
     return chosen
 
@@ -79,3 +86,34 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[int]:
             bins.append(size)
             where.append(len(bins) - 1)
     return where
+
+
+def even_out(rank: np.ndarray, seconds: np.ndarray, load: np.ndarray) -> None:
+    """Move and swap one-rank items between the busiest rank and the idlest ones while that lowers the busiest.
+
+    Args:
+        rank, seconds: of each item; `rank` is updated in place.
+        load: seconds of each rank, items included; updated in place.
+    """
+    count = len(load)
+    for _ in range(SWAPS):
+        busiest = int(load.argmax())
+        idle = np.argsort(load, kind="stable")[: min(PARTNERS, count - 1)]
+        mine = np.flatnonzero(rank == busiest)
+        theirs = np.flatnonzero(np.isin(rank, idle))
+        if not len(mine) or not len(idle) or busiest in idle:
+            return
+        # One more column stands for giving an item away without taking one back.
+        partner = np.concatenate([rank[theirs], idle])
+        back = np.concatenate([seconds[theirs], np.zeros(len(idle))])
+        shift = seconds[mine, None] - back[None, :]
+        after = np.maximum(load[busiest] - shift, load[partner][None, :] + shift)
+        at, to = np.unravel_index(int(after.argmin()), after.shape)
+        if after[at, to] >= load[busiest] * (1 - 1e-6):
+            return
+        other = int(partner[to])
+        rank[mine[at]] = other
+        if to < len(theirs):
+            rank[theirs[to]] = busiest
+        load[busiest] -= shift[at, to]
+        load[other] += shift[at, to]

@@ -1,116 +1,123 @@
 """Policy `joint`: a parent and a child for each sample (design section 6).
 
-Constructive part: every sample takes the shape of least area that is quick enough; samples whose parent is wider than
-their child are placed first, parent by total load and child by cheap load, the others fill up by list scheduling.
-Rounds mix widths, so that short samples use what a wide pack leaves free.
+Constructive part, for several time limits around the bound: every sample takes the shape that keeps ranks busy least
+among those that are quick enough. Samples whose parent crosses nodes are placed first, each where the step is
+shortest; short samples fill what their packs leave free; the rest is scheduled by list on top, packs of one width after
+another. Then local search, where the step has few enough samples for it to matter.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
+
 import numpy as np
 
-from raypack.parallel.topology import Block
-from raypack.planning.children import inner_blocks
+from raypack.planning.fill import fill, share
 from raypack.planning.greedy import cheapest_within, list_schedule
+from raypack.planning.neighbours import finish, values
 from raypack.planning.problem import Problem
+from raypack.planning.refine import refine, worth_searching
+from raypack.planning.rounds import stack_rounds
+from raypack.planning.rules import free, places
+from raypack.planning.state import State
 from raypack.planning.table import Table
+from raypack.planning.uniform import entry_seconds
 
-STRETCHES = (1.0, 1.01, 1.03, 1.08, 1.2, 1.5)
+STRETCHES = (1.0, 1.01, 1.03, 1.08, 1.2)
 """Factors on the area bound that shapes are chosen for."""
 
-MIX = 0.5
-"""Weight of intra against inter seconds in the area that shapes are chosen by."""
+LIFTS = (0.0, 0.006, 0.01, 0.02, 0.03, 0.045)
+"""How far full parts of wide packs may grow by filling, as shares of the area bound."""
+
+ROUNDS = 2
+"""Rounds that samples with crossing parents may use."""
 
 
 def joint_table(problem: Problem, bases: list[Table]) -> Table:
-    """The best of `bases` (plans of the narrower policies) and of the constructive plans."""
-    values = [problem.judge(table) for table in bases]
-    best_seconds = min(values)
-    best = bases[values.index(best_seconds)]
-    unique, index = np.unique(problem.lengths, return_inverse=True)
-    shapes = problem.shapes
-    seconds = np.where(shapes.fits(unique), shapes.seconds(unique), np.inf)
-    area = shapes.area(unique, MIX)
-    seen = set()
-    for stretch in STRETCHES:
-        choice = cheapest_within(seconds, area, problem.bounds.area * stretch)
-        if choice.tobytes() in seen:
-            continue
-        seen.add(choice.tobytes())
-        table = construct(problem, choice[index])
-        value = problem.judge(table)
-        if value < best_seconds:
-            best, best_seconds = table, value
+    """The best of `bases` (plans of the narrower policies) and of the constructive plans, refined."""
+    values_ = [problem.judge(table) for table in bases]
+    best_seconds = min(values_)
+    best = bases[values_.index(best_seconds)]
+    for table in construct(problem):
+        seconds = problem.judge(table)
+        if seconds < best_seconds:
+            best, best_seconds = table, seconds
+    if worth_searching(problem):
+        best, _ = refine(problem, best, partial(free, equal=False))
     return best
 
 
-def construct(problem: Problem, choice: np.ndarray) -> Table:
-    """Place every sample with its chosen shape (index into `problem.shapes`), then cut into rounds first-fit."""
-    shapes, lengths, topology = problem.shapes, problem.lengths, problem.topology
-    parent_width, child_width = shapes.parent[choice], shapes.child[choice]
-    count = np.arange(len(choice))
-    full = problem.costs.pairs(lengths) * shapes.full[choice]
-    cheap = shapes.cheap_seconds(lengths)[count, choice] if len(choice) <= 4096 else _cheap(problem, choice)
-    exchange = lengths * shapes.full_exchange[choice]
-    parent_first = np.empty(len(choice), dtype=np.int64)
-    child_first = np.empty(len(choice), dtype=np.int64)
-    load = np.zeros(topology.world)
-    cheap_load = np.zeros(topology.world)
-    split = np.flatnonzero(parent_width > child_width)
-    order = split[np.lexsort((split, -(full + cheap)[split], -parent_width[split]))]
-    inner: dict[Block, dict[int, list[Block]]] = {}
-    for row in order.tolist():
-        parent = min(
-            topology.blocks_of_width(int(parent_width[row])), key=lambda b: (load[b.first : b.end].sum(), b.first)
-        )
-        if parent not in inner:
-            inner[parent] = inner_blocks(problem, parent)
-        local = inner[parent].get(int(child_width[row]))
-        choices = local or [b for b in topology.blocks_of_width(int(child_width[row])) if parent.contains(b)]
-        child = min(choices, key=lambda b: (cheap_load[b.first : b.end].max(), b.first))
-        load[parent.first : parent.end] += full[row] + exchange[row]
-        load[child.first : child.end] += cheap[row]
-        cheap_load[child.first : child.end] += cheap[row]
-        parent_first[row], child_first[row] = parent.first, child.first
-    rest = np.flatnonzero(parent_width == child_width)
-    blocks = {int(w): topology.blocks_of_width(int(w)) for w in np.unique(parent_width[rest])}
-    whole = (full + cheap + exchange)[rest]
-    parent_first[rest] = child_first[rest] = list_schedule(parent_width[rest], whole, blocks, load, {})
-    rounds = first_fit_rounds(problem, choice, parent_first, child_first)
-    return problem.table(rounds, parent_first, parent_width, child_first, child_width)
+def construct(problem: Problem) -> list[Table]:
+    """Plans for several time limits and fillings; none where no sample wants a crossing parent."""
+    shapes = problem.shapes
+    unique, index = np.unique(problem.lengths, return_inverse=True)
+    seconds = np.where(shapes.fits(unique), shapes.seconds(unique), np.inf)
+    used = problem.used(unique)
+    node = max(problem.topology.nodes)
+    tables, seen = [], set()
+    for stretch in STRETCHES:
+        limit = problem.bounds.area * stretch
+        choice = cheapest_within(seconds, used, limit)[index]
+        wide = np.flatnonzero(shapes.parent[choice] > node)
+        key = (tuple(wide.tolist()), tuple(choice[wide].tolist()))
+        if not len(wide) or key in seen:
+            continue
+        seen.add(key)
+        state = place_wide(problem, wide, limit)
+        rest = np.setdiff1d(np.arange(len(index)), wide)
+        tables.extend(_fillings(problem, state, rest))
+    return tables
 
 
-def _cheap(problem: Problem, choice: np.ndarray) -> np.ndarray:
+def place_wide(problem: Problem, wide: np.ndarray, limit: float) -> State:
+    """The samples `wide`, longest first, each at the place of least rank-seconds that keeps the step within `limit`."""
+    state = State(problem, ROUNDS)
     shapes, lengths = problem.shapes, problem.lengths
-    per_token = shapes.linear / shapes.child + shapes.sparse_exchange
-    return problem.costs.window_pairs(lengths) * shapes.window[choice] + lengths * per_token[choice]
+    for sample in wide.tolist():
+        n = lengths[sample : sample + 1]
+        used, seconds, fits = problem.used(n)[0], shapes.seconds(n)[0], shapes.fits(n)[0]
+        quick = fits & (seconds <= max(limit, seconds[fits].min() * (1 + 1e-9)))
+        options = np.flatnonzero(quick & (used <= 1.3 * used[quick].min()))
+        found = places(state, tuple(options.tolist()))
+        price = values(state, sample, found)
+        late = price.seconds > limit
+        cost = np.where(late, price.seconds * problem.topology.world, used[found.shape])
+        at = np.lexsort((np.arange(len(found)), price.objective, cost, late))[0]
+        state.put(sample, found.at(int(at)))
+    return state
 
 
-def first_fit_rounds(
-    problem: Problem, choice: np.ndarray, parent_first: np.ndarray, child_first: np.ndarray
-) -> np.ndarray:
-    """Lowest round in which the parent's ranks can hold the heads and the child's ranks the tokens. [samples]."""
-    shapes, lengths, cap, world = problem.shapes, problem.lengths, float(problem.cap), problem.topology.world
-    parent_width, child_width = shapes.parent[choice], shapes.child[choice]
-    # One token more for the shards that get an extra one in nested blocks.
-    tokens = lengths / child_width + (child_width > 1)
-    above, below = lengths * shapes.full_held[choice], lengths * shapes.sparse_held[choice]
-    rounds = np.empty(len(choice), dtype=np.int64)
-    room: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    columns = (parent_first, parent_width, child_first, child_width, tokens, above, below)
-    order = np.lexsort((np.arange(len(choice)), -parent_width))
-    for row, p, pw, c, cw, t, a, b in zip(order.tolist(), *(x[order].tolist() for x in columns), strict=True):
-        fitting = (
-            number
-            for number, (free, full, sparse) in enumerate(room)
-            if min(free[c : c + cw].min() - t, sparse[c : c + cw].min() - b, full[p : p + pw].min() - a) >= 0
-        )
-        number = next(fitting, len(room))
-        if number == len(room):
-            room.append((np.full(world, cap), np.full(world, cap), np.full(world, cap)))
-        free, full, sparse = room[number]
-        free[c : c + cw] -= t
-        sparse[c : c + cw] -= b
-        full[p : p + pw] -= a
-        rounds[row] = number
-    return rounds
+def _fillings(problem: Problem, wide: State, rest: np.ndarray) -> list[Table]:
+    """The wide samples with the rest filled in and stacked on top; with and without others sharing their packs."""
+    equal = problem.equal_shapes
+    lengths = problem.lengths[rest]
+    seconds = np.where(equal.fits(lengths), equal.seconds(lengths), np.inf)
+    busy = equal.seconds(lengths) * equal.parent
+    choice = cheapest_within(seconds, busy, problem.bounds.area)
+    single = equal.parent[choice] == 1
+    shared = wide.copy()
+    apart = share(shared, rest.tolist(), busy[np.arange(len(rest)), choice], problem.bounds.area * 1.02)
+    starts = [(wide, np.ones(len(rest), dtype=bool))]
+    if len(apart) < len(rest):
+        starts.append((shared, np.isin(rest, apart)))
+    tables = []
+    for (base, out), lift in product(starts, LIFTS):
+        state = base.copy()
+        left = fill(state, rest[single & out].tolist(), lift * problem.bounds.area)
+        tables.append(stack_rest(problem, state, np.union1d(rest[~single & out], left).astype(np.int64)))
+    return tables
+
+
+def stack_rest(problem: Problem, state: State, rest: np.ndarray) -> Table:
+    """Samples of `rest` with parent = child on top of the packs of `state`, in rounds of their own."""
+    equal, topology = problem.equal_shapes, problem.topology
+    lengths = problem.lengths[rest]
+    seconds = np.where(equal.fits(lengths), equal.seconds(lengths), np.inf)
+    choice = cheapest_within(seconds, equal.seconds(lengths) * equal.parent, problem.bounds.area)
+    widths, own = equal.parent[choice], seconds[np.arange(len(choice)), choice]
+    load, depth = finish(state), state.depth()
+    blocks = {int(w): topology.blocks_of_width(int(w)) for w in np.unique(widths)}
+    first = list_schedule(widths, own, blocks, load, entry_seconds(problem))
+    rounds = stack_rounds(problem, lengths, first, widths, depth)
+    return state.table((rest, rounds, first, widths))

@@ -10,8 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from raypack.planning.children import repack_table
+from raypack.planning.children import solve_children
 from raypack.planning.problem import Problem
+from raypack.planning.refine import refine, worth_searching
+from raypack.planning.rules import same_slots
 from raypack.planning.table import Table
 
 
@@ -22,10 +24,12 @@ def repack_parents_table(problem: Problem, base: Table, repacked: Table) -> Tabl
         dealt = deal(problem, base, weight)
         if not np.isfinite(problem.judge(dealt)):
             continue
-        table = repack_table(problem, dealt)
+        table = solve_children(problem, dealt)
         seconds = problem.judge(table)
         if seconds < best_seconds:
             best, best_seconds = table, seconds
+    if worth_searching(problem) and (best.parent_width > 1).any():
+        best, _ = refine(problem, best, same_slots, spare=0)
     return best
 
 

@@ -16,7 +16,7 @@ from raypack.planning.problem import Problem
 from raypack.planning.table import Samples, Table
 from raypack.planning.uniform import dynamic_table, static_table
 
-DEFAULT_BUDGET = 200
+DEFAULT_BUDGET = 10_000
 """Evaluations of local search where nothing else is said (`plan.budget` of a run)."""
 
 

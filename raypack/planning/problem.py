@@ -11,9 +11,10 @@ from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
 from raypack.planning.bounds import Bounds, bounds
 from raypack.planning.clock import run_clock
-from raypack.planning.cost import Costs
+from raypack.planning.cost import PASSES, Costs, Passes
 from raypack.planning.evaluate import load_rounds
 from raypack.planning.plan import ATTENTIONS
+from raypack.planning.profiles import PairList, pair_list
 from raypack.planning.shapes import Shapes, shapes
 from raypack.planning.table import Samples, Table
 
@@ -55,6 +56,37 @@ class Problem:
     @cached_property
     def bounds(self) -> Bounds:
         return bounds(self.shapes, self.lengths, self.topology.world)
+
+    @property
+    def passes(self) -> Passes:
+        return PASSES[self.recompute]
+
+    def pairs(self, shape: int) -> PairList:
+        """The (parent, child) blocks of a shape (index into `shapes`)."""
+        if shape not in self._pairs:
+            widths = int(self.shapes.parent[shape]), int(self.shapes.child[shape])
+            self._pairs[shape] = pair_list(self.topology, self.costs, self.recompute, *widths)
+        return self._pairs[shape]
+
+    @cached_property
+    def _pairs(self) -> dict[int, PairList]:
+        return {}
+
+    def used(self, lengths: np.ndarray) -> np.ndarray:
+        """Rank-seconds that a sample keeps busy where others fill what its ranks leave free: [lengths, shapes]."""
+        shapes = self.shapes
+        full = shapes.full_seconds(lengths) + np.outer(lengths, shapes.full_exchange)
+        return full * shapes.parent + shapes.cheap_seconds(lengths) * shapes.child
+
+    @property
+    def meets_in_packs(self) -> bool:
+        """Whether rounds of different packs may overlap in time: ranks wait only inside their pack (or node)."""
+        return self.sync != "layer"
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether every rank waits for every other in every layer."""
+        return self.sync == "layer" and self.costs.cluster.prefetch_layers == 0
 
     @property
     def cap(self) -> int:

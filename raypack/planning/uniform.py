@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import heapq
+from functools import partial
+from itertools import product
 
 import numpy as np
 
 from raypack.planning.bounds import least_time
-from raypack.planning.greedy import cheapest_within, first_fit, list_schedule
+from raypack.planning.greedy import cheapest_within, list_schedule
 from raypack.planning.grid import cover
 from raypack.planning.problem import Problem
+from raypack.planning.refine import refine, worth_searching
+from raypack.planning.rounds import mix_rounds, stack_rounds
+from raypack.planning.rules import free
 from raypack.planning.table import Table
 
 STRETCHES = (1.0, 1.003, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6)
@@ -37,7 +42,8 @@ def static_table(problem: Problem) -> Table:
         at = heaps[-w][0][1]
         heapq.heapreplace(heaps[-w], (value, at))
         first[item], widths[item] = at, -w
-    return stack_rounds(problem, first, widths)
+    rounds = stack_rounds(problem, problem.lengths, first, widths, np.zeros(problem.topology.world, dtype=np.int64))
+    return problem.table(rounds, first, widths, first, widths)
 
 
 def dynamic_table(problem: Problem) -> Table:
@@ -50,71 +56,37 @@ def dynamic_table(problem: Problem) -> Table:
     time = least_time(seconds, area, counts, problem.topology.world)
     best = static_table(problem)
     best_seconds, seen = problem.judge(best), set()
-    for stretch in STRETCHES:
-        choice = cheapest_within(seconds, area, time * stretch)
-        key = choice.tobytes()
-        if key in seen:
+    # With few samples one width for most of them can leave less waiting than the least areas do.
+    least_widths = range(len(equal)) if worth_searching(problem) else (0,)
+    for stretch, least in product(STRETCHES, least_widths):
+        allowed = np.where(equal.parent >= equal.parent[least], seconds, np.inf)
+        choice = cheapest_within(allowed, area, time * stretch)
+        reach = allowed[np.arange(len(choice)), choice]
+        if not np.isfinite(reach).all() or choice.tobytes() in seen:
             continue
-        seen.add(key)
-        for table in _candidates(problem, equal.parent[choice][index], seconds[np.arange(len(choice)), choice][index]):
+        seen.add(choice.tobytes())
+        for table in _candidates(problem, equal.parent[choice][index], reach[index]):
             value = problem.judge(table)
             if value < best_seconds:
                 best, best_seconds = table, value
+    if worth_searching(problem):
+        best, _ = refine(problem, best, partial(free, equal=True))
     return best
 
 
 def _candidates(problem: Problem, widths: np.ndarray, seconds: np.ndarray) -> list[Table]:
     """Plans for given widths: packs of one width stacked widest first, and mixed widths in few rounds."""
-    equal, topology = problem.equal_shapes, problem.topology
-    entry = {
-        int(w): float(latency) + problem.costs.cluster.round_seconds
-        for w, latency in zip(equal.parent, equal.latency, strict=True)
-    }
+    topology, lengths = problem.topology, problem.lengths
     blocks = {int(w): topology.blocks_of_width(int(w)) for w in np.unique(widths)}
-    first = list_schedule(widths, seconds, blocks, np.zeros(topology.world), entry)
-    return [stack_rounds(problem, first, widths), mix_rounds(problem, first, widths)]
+    first = list_schedule(widths, seconds, blocks, np.zeros(topology.world), entry_seconds(problem))
+    depth = np.zeros(topology.world, dtype=np.int64)
+    stacked = stack_rounds(problem, lengths, first, widths, depth)
+    mixed = mix_rounds(problem, lengths, first, widths)
+    return [problem.table(rounds, first, widths, first, widths) for rounds in (stacked, mixed)]
 
 
-def capacity(problem: Problem, width: int) -> int:
-    """Tokens that a block of `width` can hold in one round where parent = child = the block."""
+def entry_seconds(problem: Problem) -> dict[int, float]:
+    """What one more pack of each width costs besides its samples: its latencies and `round_seconds`."""
     equal = problem.equal_shapes
-    at = int(np.flatnonzero(equal.parent == width)[0])
-    held = max(float(equal.full_held[at]), float(equal.sparse_held[at]))
-    return min(problem.cap * width, int(problem.cap / held * (1 + 1e-12)) if held else problem.cap * width)
-
-
-def stack_rounds(problem: Problem, first: np.ndarray, widths: np.ndarray) -> Table:
-    """One width per pack and round, widest first: no rank waits inside a pack, at the price of more rounds."""
-    depth = np.zeros(problem.topology.world, dtype=np.int64)
-    rounds = np.empty(len(first), dtype=np.int64)
-    order = np.lexsort((np.arange(len(first)), first, -widths))
-    edges = np.flatnonzero(np.diff(first[order], prepend=-1) | np.diff(widths[order], prepend=-1))
-    for start, end in zip(edges.tolist(), [*edges[1:].tolist(), len(order)], strict=True):
-        items = order[start:end]
-        width, at = int(widths[items[0]]), int(first[items[0]])
-        base = int(depth[at : at + width].max())
-        bins = first_fit(problem.lengths[items].tolist(), capacity(problem, width))
-        rounds[items] = base + np.array(bins)
-        depth[at : at + width] = base + max(bins) + 1
-    return problem.table(rounds, first, widths, first, widths)
-
-
-def mix_rounds(problem: Problem, first: np.ndarray, widths: np.ndarray) -> Table:
-    """Widths side by side and nested in each round, first fit by the memory of every rank."""
-    equal = problem.equal_shapes
-    column = np.searchsorted(equal.parent, widths)
-    held = np.maximum(equal.full_held, equal.sparse_held)[column]
-    need = problem.lengths * np.maximum(1 / widths, held)
-    # One token more for the shards that get an extra one in nested blocks.
-    need = need + (widths > 1)
-    room: list[np.ndarray] = []
-    rounds = np.empty(len(first), dtype=np.int64)
-    order = np.lexsort((np.arange(len(first)), -widths))
-    spans = zip(order.tolist(), first[order].tolist(), widths[order].tolist(), need[order].tolist(), strict=True)
-    for item, at, width, amount in spans:
-        number = next((k for k, free in enumerate(room) if free[at : at + width].min() >= amount), len(room))
-        if number == len(room):
-            room.append(np.full(problem.topology.world, float(problem.cap)))
-        room[number][at : at + width] -= amount
-        rounds[item] = number
-    return problem.table(rounds, first, widths, first, widths)
+    fixed = equal.latency + problem.costs.cluster.round_seconds
+    return dict(zip(equal.parent.tolist(), fixed.tolist(), strict=True))

@@ -1,0 +1,37 @@
+"""Where and how much local search a policy gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raypack.planning.neighbours import Candidates
+from raypack.planning.problem import Problem
+from raypack.planning.search import Budget, improve
+from raypack.planning.state import State
+from raypack.planning.table import Table
+
+SAMPLES_PER_RANK = 12
+"""With more samples a rank, list scheduling alone is within a few thousandths of the bound, and search costs more."""
+
+SPARE_ROUNDS = 1
+"""Empty rounds that the search may use before and after those of the plan."""
+
+Rules = Callable[[State], Callable[[int], Candidates]]
+
+
+def worth_searching(problem: Problem) -> bool:
+    """Whether the step has few enough samples for search to matter."""
+    return problem.budget > 0 and len(problem.lengths) <= SAMPLES_PER_RANK * problem.topology.world
+
+
+def refine(
+    problem: Problem, table: Table, rules: Rules, *, starts: int = 2, spare: int = SPARE_ROUNDS
+) -> tuple[Table, float]:
+    """The best plan that the budget finds from `table`, and its seconds; `starts` searches share the budget."""
+    best, best_seconds = table, problem.judge(table)
+    for seed in range(starts):
+        state = State.of(problem, table, table.rounds + 2 * spare, spare)
+        found, seconds = improve(state, rules(state), Budget(problem.budget // starts), seed)
+        if seconds < best_seconds:
+            best, best_seconds = found, seconds
+    return best, best_seconds
