@@ -42,7 +42,8 @@ class Exporter:
         """The registry stays as it is; `Endpoint` serves it and stops serving it."""
 
     def started(self, time: float) -> None:
-        """The run goes on at `time`, Unix seconds: a checkpoint is never older than that."""
+        """An attempt starts at `time`, Unix seconds: the ages of its first step and checkpoint count from here."""
+        self._series("raypack_step_timestamp_seconds").set(time)
         self._series("raypack_checkpoint_timestamp_seconds").set(time)
 
     def corpus(self, fates: Mapping[str, int]) -> None:

@@ -106,7 +106,10 @@ STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 2
 METRICS: tuple[Metric, ...] = (
     Metric("raypack_step", "gauge", "", "Last step that was recorded, from 0"),
     Metric("raypack_step_seconds", "histogram", "seconds", "Seconds of a step on its slowest rank", (), STEP_BUCKETS),
-    Metric("raypack_step_timestamp_seconds", "gauge", "seconds", "Unix time of the last step's record"),
+    Metric(
+        "raypack_step_timestamp_seconds", "gauge", "seconds",
+        "Unix time of the last step; before it, of the attempt's start",
+    ),
     Metric("raypack_loss", "gauge", "", "Mean loss over the labels of the last applied step"),
     Metric("raypack_heldout_loss", "gauge", "", "Last held-out loss"),
     Metric("raypack_grad_norm", "gauge", "", "Global gradient norm of the last step, before clipping"),
@@ -159,7 +162,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("raypack_steps_incomplete_total", "counter", "", "Steps that not all ranks reported"),
     Metric(
         "raypack_checkpoint_timestamp_seconds", "gauge", "seconds",
-        "Unix time of the last checkpoint; before the first one, of the run's start",
+        "Unix time of the last checkpoint; before it, of the attempt's start",
     ),
     Metric("raypack_corpus_samples", "gauge", "", "Documents of an epoch by what the length rules did", (FATE,)),
 )  # fmt: skip

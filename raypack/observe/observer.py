@@ -106,6 +106,7 @@ class RunObserver:
                 self._exporter.restarted(attempt - self._attempt)
             self._attempt = attempt
             self._keep(self._collector.begin(attempt))
+            self._exporter.started(time.time())
         self._exporter.world(world)
 
     def report(self, report: RankReport) -> Receipt:

@@ -1,0 +1,119 @@
+"""The dashboard of planning: are plans in time, how near the bound, what do they look like."""
+
+from __future__ import annotations
+
+from dashboards.panels import INTER, RANK, Board, Row, a_step, imbalance, number, series, speed, value
+
+LATE = f"{speed('raypack_plan_late_seconds_total')} / {speed('raypack_step_seconds_sum')}"
+
+NOW = Row(
+    "Now",
+    (
+        number("Plan / bound", "1 = no plan can be faster", value("raypack_plan_bound_ratio"), decimals=3),
+        number("Time to make", "The last step's plan", value("raypack_plan_seconds"), "s"),
+        number("Waited for", "The last step's plan, longest rank", value("raypack_plan_wait_seconds"), "s"),
+        number("Late", "Share of step time spent waiting for plans", LATE, "percentunit"),
+        number("Samples a step", "", a_step("raypack_samples_total"), decimals=1),
+        number("Rounds a step", "", a_step("raypack_rounds_total"), decimals=2),
+    ),
+)
+
+TIME = Row(
+    "Time",
+    (
+        series(
+            "Plan time",
+            "The planner works ahead: its time matters where ranks wait",
+            (value("raypack_plan_seconds"), "{{run}} to make"),
+            (value("raypack_plan_wait_seconds"), "{{run}} waited for"),
+            unit="s",
+        ),
+        series("Late", "Share of step time spent waiting for plans", (LATE, "{{run}}"), unit="percentunit"),
+        series(
+            "Plan / bound",
+            "Planned seconds over the area bound; 1 = no plan can be faster",
+            (value("raypack_plan_bound_ratio"), "{{run}}"),
+        ),
+    ),
+)
+
+SHAPE = Row(
+    "Shape",
+    (
+        series(
+            "Samples by parent width",
+            "A second; ranks that share a sample's full attention",
+            (speed("raypack_block_samples_total", 'block="parent"', by="width"), "{{width}}"),
+            unit="short",
+            stacked=True,
+        ),
+        series(
+            "Samples by child width",
+            "A second; ranks that hold a sample everywhere else",
+            (speed("raypack_block_samples_total", 'block="child"', by="width"), "{{width}}"),
+            unit="short",
+            stacked=True,
+        ),
+        series(
+            "Steps by policy",
+            "A second; a later policy may return an earlier one's plan",
+            (speed("raypack_plans_total", by="run, policy"), "{{run}} {{policy}}"),
+            unit="short",
+            stacked=True,
+        ),
+        series(
+            "Tokens by rank",
+            "In the child layout, last step",
+            (value("raypack_rank_tokens", RANK), "{{run}} {{rank}}"),
+            unit="short",
+        ),
+        series(
+            "Token imbalance",
+            "Largest rank over mean; 1 = even",
+            (imbalance("raypack_rank_tokens"), "{{run}}"),
+        ),
+        series(
+            "Tokens and labels a second",
+            "Each once, whatever its block width; labels are what the loss is taken over",
+            (speed("raypack_tokens_total"), "{{run}} tokens"),
+            (speed("raypack_labels_total"), "{{run}} labels"),
+            unit="short",
+        ),
+    ),
+)
+
+WORTH = Row(
+    "What it is worth",
+    (
+        series(
+            "Bytes across nodes a step",
+            "This run, and what static and dynamic plans would send",
+            (a_step("raypack_all_to_all_bytes_total", INTER), "{{run}} sent"),
+            (a_step("raypack_policy_bytes_total", INTER, 'policy="static"'), "{{run}} as static"),
+            (a_step("raypack_policy_bytes_total", INTER, 'policy="dynamic"'), "{{run}} as dynamic"),
+            unit="bytes",
+        ),
+        series(
+            "Static plans, by site and scope",
+            "Bytes a second that they would have sent",
+            (speed("raypack_policy_bytes_total", 'policy="static"', by="site, scope"), "{{site}} {{scope}}"),
+            unit="Bps",
+            stacked=True,
+        ),
+        series(
+            "Dynamic plans, by site and scope",
+            "Bytes a second that they would have sent",
+            (speed("raypack_policy_bytes_total", 'policy="dynamic"', by="site, scope"), "{{site}} {{scope}}"),
+            unit="Bps",
+            stacked=True,
+        ),
+    ),
+)
+
+BOARD = Board(
+    "raypack-planner",
+    "raypack planner",
+    "Plans: in time, near the bound, block widths, bytes against static and dynamic plans.",
+    (NOW, TIME, SHAPE, WORTH),
+    ranks=True,
+)

@@ -1,0 +1,107 @@
+"""A real Prometheus scrapes a real small run: every expression of every panel and rule must have given data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dashboards.panels import Query
+from dashboards.rules import ALERTS, RECORDINGS
+from dashboards.sheet import Source, draw, queries
+from raypack.observe.steps import read_steps
+from tests.prometheus_server import get, needs_prometheus, prometheus, shortened
+
+pytestmark = [pytest.mark.ray, needs_prometheus]
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {
+    "run.steps": 60,
+    "model.layers": 2, "model.pattern": "FS", "model.width": 16, "model.window": 32, "model.heads": 4,
+    "model.kv_heads": 2, "model.head_dim": 8, "model.expert_width": 16, "model.shared_expert_width": 16,
+    # A sample of 512 fits no single rank, shorter ones do: parents of 2 and of 1.
+    "data.max_sample_tokens": 512, "data.tokens_per_step": 1024, "data.holdout_tokens": 512,
+    "plan.rank_tokens_max": 400,
+    "topology.workers": 2, "topology.nodes": "[1, 1]",
+    "train.eval_every": 20, "train.checkpoint_every": 20,
+    "observe.table": "false",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scraped:
+    """A finished run and the Prometheus that watched it."""
+
+    run_dir: Path
+    source: Source
+    rules: dict
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    folder = tmp_path_factory.mktemp("scraped")
+    runs = folder / "runs"
+    (runs / ".prometheus").mkdir(parents=True)
+    flags = [f"--{name}={value}" for name, value in SETTINGS.items()]
+    command = [sys.executable, str(ROOT / "jobs" / "train_1f3s.py"), f"--run.root={runs}", "--run.name=small", *flags]
+    with prometheus(folder / "prometheus", runs) as url:
+        started = time.time()
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ | {"RAYPACK_HOME": str(folder / "home")},
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        source = Source(url, started, time.time(), 1.0, rate_window="10s", run="small")
+        yield Scraped(runs / "small", source, get(url, "/api/v1/rules?type=alert"))
+
+
+def test_the_run_was_worth_looking_at(scraped: Scraped) -> None:
+    records = read_steps(scraped.run_dir)
+    assert len(records) == 60
+    assert {width for r in records for width in r.parent_widths} == {1, 2}
+    assert any(r.exchange_rates for r in records)
+    assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "head"}
+
+
+def test_every_panel_has_data_in_every_query(scraped: Scraped) -> None:
+    empty = [f"{board}, {panel.title}: {query.expr}" for board, panel, query in queries() if not has(scraped, query)]
+    assert empty == []
+
+
+def has(scraped: Scraped, query: Query) -> bool:
+    return bool(scraped.source.lines(query))
+
+
+def test_every_rule_has_data(scraped: Scraped) -> None:
+    """Recorded series as Prometheus recorded them; of alerts the value that is held against the limit."""
+    wanted = [rule.name for rule in RECORDINGS] + [shortened(alert.value) for alert in ALERTS]
+    assert [expr for expr in wanted if not has(scraped, Query(expr, ""))] == []
+
+
+def test_every_alert_was_evaluated_without_an_error(scraped: Scraped) -> None:
+    rules = {rule["name"]: rule for group in scraped.rules["groups"] for rule in group["rules"]}
+    assert set(rules) == {alert.name for alert in ALERTS}
+    for rule in rules.values():
+        assert (rule["health"], rule.get("lastError", "")) == ("ok", ""), rule
+
+
+def test_the_contact_sheet_shows_every_panel(scraped: Scraped, tmp_path: Path) -> None:
+    target = Path(os.environ.get("RAYPACK_CONTACT_SHEET", tmp_path / "sheet.png"))
+    assert draw(scraped.source, target) == []
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_prometheus_stored_is_what_the_records_say(scraped: Scraped) -> None:
+    records = read_steps(scraped.run_dir)
+    (line,) = scraped.source.lines(Query('sum(raypack_all_to_all_bytes_total{run="small", scope="inter"})', ""))
+    sent = [sum(site["inter"] for site in record.bytes.values()) for record in records]
+    counts = {sum(sent[: n + 1]) for n in range(len(sent))} | {0}
+    assert set(line.values.tolist()) <= counts
+    assert json.loads((scraped.run_dir / "metrics.json").read_text())["serving"] is False
