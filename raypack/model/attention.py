@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from raypack.config import ModelConfig
-from raypack.model.frame import Frame
+from raypack.model.frame import Attend, Frame, Gathered
 from raypack.model.kernels import attention
 from raypack.model.norm import normalize_heads
 from raypack.model.rope import rotate
+from raypack.parallel.kv_gather import gather_keys
 from raypack.parallel.wire import Wire, to_heads, to_tokens
 
 
@@ -38,10 +39,17 @@ class Attention(nn.Module):
         if self.q_norm is not None:
             qkv = normalize_heads(qkv, c.heads, c.kv_heads, self.q_norm, self.k_norm, c.norm_eps)
         qkv = rotate(qkv, frame.rope(c, x.device, qkv.dtype), c.heads + c.kv_heads)
+        if self.kind == "F" and frame.gathered is not None:
+            return self.out(self._gathered(qkv, frame, frame.gathered, wire).flatten(1))
         attend = frame.full if self.kind == "F" else frame.sparse
+        return self.out(self._exchanged(qkv, attend, wire).flatten(1))
+
+    def _exchanged(self, qkv: torch.Tensor, attend: Attend, wire: Wire) -> torch.Tensor:
+        """Attention by heads: [rows, heads of Q, K and V, D] -> [rows, heads, D]."""
+        c = self.config
         calls = to_heads(qkv, attend.into, wire, f"{self.site}_in")
         if not calls:  # a rank that holds nothing and meets nobody: its parameters still take part
-            return self.out(qkv[:, : c.heads].flatten(1))
+            return qkv[:, : c.heads]
         outputs = []
         for call, description, packing, kv_of_q in zip(
             calls, attend.into.calls, attend.packings, attend.kv_of_q, strict=True
@@ -51,5 +59,16 @@ class Attention(nn.Module):
             window = c.window if self.kind == "S" else None
             sinks = c.sinks if self.kind == "S" else 0
             outputs.append(attention(q, k, v, packing, window=window, sinks=sinks, kv_of_q=kv_of_q))
-        tokens = to_tokens(outputs, attend.out, wire, f"{self.site}_out")
-        return self.out(tokens.flatten(1))
+        return to_tokens(outputs, attend.out, wire, f"{self.site}_out")
+
+    def _gathered(self, qkv: torch.Tensor, frame: Frame, gathered: Gathered, wire: Wire) -> torch.Tensor:
+        """As `_exchanged`, where some rows stay and get the keys and values of their documents instead."""
+        c = self.config
+        exchanged, *stay = gathered.plan.split(qkv)
+        outputs = [self._exchanged(exchanged, frame.full, wire)]
+        blocks = zip(stay, gathered.plan.blocks, gathered.queries, gathered.keys, strict=True)
+        for rows, block, queries, keys in blocks:
+            q, kv = rows.split([c.heads, 2 * c.kv_heads], dim=1)
+            k, v = gather_keys(kv, block, wire).split([c.kv_heads, c.kv_heads], dim=1)
+            outputs.append(attention(q, k, v, queries, keys=keys))
+        return gathered.plan.join(outputs)

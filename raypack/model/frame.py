@@ -16,6 +16,7 @@ from raypack.model.packing import Packing
 from raypack.model.rope import RopeTable, rope_table
 from raypack.parallel.exchange import Exchange, Heads, build_exchange
 from raypack.parallel.halo import HaloPlan, plan_halo
+from raypack.parallel.kv_gather import GatherPlan, gathers, plan_gather
 from raypack.parallel.layout import Layout, Segments
 from raypack.parallel.state import StatePlan, plan_states
 from raypack.parallel.topology import Topology
@@ -40,13 +41,24 @@ class Attend:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """Documents of F layers whose K and V are gathered: who sends what, and the packed queries and keys of each block
+    of `plan.blocks`."""
+
+    plan: GatherPlan
+    queries: tuple[Packing, ...]
+    keys: tuple[Packing, ...]
+
+
+@dataclass(frozen=True)
 class Frame:
     """One round on one rank.
 
     Attributes:
         rows: tokens this rank holds.
         segments: which tokens they are; `samples` and `lengths` name the documents by `segments.placement`.
-        full, sparse: attention of F and of S layers.
+        full, sparse: attention of F and of S layers; `full` without the rows of `gathered`.
+        gathered: kv_gather documents, where there are any around this rank.
         states, halo: linear attention and its convolution, in models with L layers (and `linear_conv`).
         recompute: none, selective or full; equal on all ranks.
     """
@@ -57,6 +69,7 @@ class Frame:
     lengths: np.ndarray
     full: Attend
     sparse: Attend
+    gathered: Gathered | None
     states: StatePlan | None
     halo: HaloPlan | None
     recompute: str
@@ -74,9 +87,11 @@ class Frame:
 def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig) -> Frame:
     """The frame of `rank`: a pure function of the round."""
     layout = Layout(round_, topology, rank)
-    full = _attend(layout, rank, model, full=True)
+    gathered = _gathered(layout, rank)
+    exchanged = layout if gathered is None else layout.keeping(lambda run: not gathers(run))
+    full = _attend(exchanged, rank, model, full=True)
     # One set of exchanges where every sample's parent is its child: a plan without repacking pays nothing for it.
-    same = "S" not in model.kinds or all(run.parent == run.child for run in layout.runs)
+    same = "S" not in model.kinds or (exchanged is layout and all(run.parent == run.child for run in layout.runs))
     sparse = full if same else _attend(layout, rank, model, full=False)
     segments, linear = layout.segments(rank), "L" in model.kinds
     return Frame(
@@ -86,10 +101,19 @@ def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig
         lengths=layout.columns["length"],
         full=full,
         sparse=sparse,
+        gathered=gathered,
         states=plan_states(layout, rank, segments) if linear else None,
         halo=plan_halo(layout, rank, segments, model.linear_conv) if linear and model.linear_conv else None,
         recompute=round_.recompute,
     )
+
+
+def _gathered(layout: Layout, rank: int) -> Gathered | None:
+    plan = plan_gather(layout, rank)
+    if plan is None:
+        return None
+    queries, keys = ([Packing(getattr(b, name)) for b in plan.blocks] for name in ("queries", "keys"))
+    return Gathered(plan, tuple(queries), tuple(keys))
 
 
 def _attend(layout: Layout, rank: int, model: ModelConfig, *, full: bool) -> Attend:

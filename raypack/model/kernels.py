@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from raypack.errors import RaypackError
-from raypack.model import kernels_cuda, kernels_exact
+from raypack.model import kernels_cuda, kernels_exact, kernels_tail
 from raypack.model.packing import Packing
 
 HALF = (torch.bfloat16, torch.float16)
@@ -44,6 +44,7 @@ def attention(
     sinks: int = 0,
     scale: float | None = None,
     kv_of_q: tuple[int, ...] | None = None,
+    keys: Packing | None = None,
 ) -> Tensor:
     """Softmax attention of each document over itself, causal.
 
@@ -56,6 +57,8 @@ def attention(
         sinks: first tokens of the document that every later query of it sees besides the window.
         scale: of the scores; None = D ** -0.5.
         kv_of_q: the KV head of each query head; None = plain GQA, `i // (hq // hkv)`.
+        keys: rows of each document in k and v, where these have more than q: queries are then its last tokens. Without
+            a window only. None = as `packing`.
 
     Returns:
         [N, hq, D]. With no tokens or no query heads still part of the graph: q, k and v get zero gradients.
@@ -65,7 +68,7 @@ def attention(
     """
     if not isinstance(packing, Packing):
         packing = Packing(packing)
-    _check(q, k, v, packing, window, sinks, kv_of_q)
+    _check(q, k, v, packing, keys or packing, window, sinks, kv_of_q)
     if q.shape[0] == 0 or q.shape[1] == 0:
         return q + (k[:0].sum() + v[:0].sum())
     if kv_of_q is not None and not _is_plain(kv_of_q, k.shape[1]):
@@ -75,22 +78,40 @@ def attention(
     sinks = 0 if window is None else sinks
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     backend = select_backend(q.device, q.dtype, sinks=sinks > 0)
+    if backend == "exact" and keys is not None:
+        return kernels_tail.attention(q, k, v, packing.lengths, keys.lengths, scale)
     if backend == "flex" and window is not None:
         return kernels_cuda.flex(q, k, v, packing, window, sinks, scale)
     if backend == "flash_attn":
-        return kernels_cuda.flash_attn(q, k, v, packing, window, scale)
+        return kernels_cuda.flash_attn(q, k, v, packing, keys or packing, window, scale)
     if backend == "torch_varlen":
-        return kernels_cuda.torch_varlen(q, k, v, packing, window, scale)
+        return kernels_cuda.torch_varlen(q, k, v, packing, keys or packing, window, scale)
     return kernels_exact.attention(q, k, v, packing.lengths, window, sinks, scale)
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int | None, sinks: int, kv_of_q: tuple[int, ...] | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing,
+    keys: Packing,
+    window: int | None,
+    sinks: int,
+    kv_of_q: tuple[int, ...] | None,
 ) -> None:
-    if not q.shape[0] == k.shape[0] == v.shape[0] == packing.tokens:
+    if (q.shape[0], k.shape[0], v.shape[0]) != (packing.tokens, keys.tokens, keys.tokens):
         raise RaypackError(
-            f"attention over {packing.tokens} packed tokens got q, k, v of {q.shape[0]}, {k.shape[0]}, {v.shape[0]} "
-            "rows: all must be equal"
+            f"attention of {packing.tokens} packed tokens over {keys.tokens} got q, k, v of {q.shape[0]}, "
+            f"{k.shape[0]}, {v.shape[0]} rows: they must be equal"
+        )
+    if keys is not packing and (
+        window is not None
+        or len(keys.lengths) != len(packing.lengths)
+        or any(m > n for m, n in zip(packing.lengths, keys.lengths, strict=True))
+    ):
+        raise RaypackError(
+            f"attention of {packing} over {keys}, window {window}: give as many documents, each with no fewer keys "
+            "than queries, and no window"
         )
     if window is not None and window < 1:
         raise RaypackError(f"window = {window}: must be at least 1, the token itself")

@@ -1,7 +1,8 @@
 """Adapters to the CUDA attention kernels of other libraries; nothing here is imported or compiled before first use.
 
 Windows: flash-attn and torch count the tokens to the *left* of a query, so `window` tokens with the token itself are
-(window - 1, 0). With key and query offsets equal, a right side of 0 is the causal rule.
+(window - 1, 0), where a right side of 0 is the causal rule. Where a document has more keys than queries, both align
+the last query with the last key.
 """
 
 from __future__ import annotations
@@ -43,40 +44,42 @@ def has_torch_varlen() -> bool:
     return {"window_size", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
 
 
-def flash_attn(q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int | None, scale: float) -> Tensor:
+def flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, scale: float
+) -> Tensor:
     """flash-attn 2's varlen kernel; shapes as `kernels.attention`."""
     from flash_attn import flash_attn_varlen_func
 
-    cu_seqlens = packing.cu_seqlens(q.device)
     left = -1 if window is None else window - 1
     return flash_attn_varlen_func(
         q,
         k,
         v,
-        cu_seqlens,
-        cu_seqlens,
+        packing.cu_seqlens(q.device),
+        keys.cu_seqlens(q.device),
         packing.longest,
-        packing.longest,
+        keys.longest,
         softmax_scale=scale,
         causal=True,
         window_size=(left, 0),
     )
 
 
-def torch_varlen(q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int | None, scale: float) -> Tensor:
+def torch_varlen(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, scale: float
+) -> Tensor:
     """torch's own varlen attention; shapes as `kernels.attention`."""
     from torch.nn.attention.varlen import varlen_attn
 
-    cu_seqlens = packing.cu_seqlens(q.device)
     left = -1 if window is None else window - 1
     out = varlen_attn(
         q,
         k,
         v,
-        cu_seqlens,
-        cu_seqlens,
+        packing.cu_seqlens(q.device),
+        keys.cu_seqlens(q.device),
         packing.longest,
-        packing.longest,
+        keys.longest,
         scale=scale,
         window_size=(left, 0),
         enable_gqa=q.shape[1] != k.shape[1],

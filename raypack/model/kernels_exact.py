@@ -68,7 +68,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], window: int | None, sinks: int, scale: float
 ) -> Tensor:
     if len(lengths) == 1 and (window is None or lengths[0] <= window):
-        return _sdpa(q, k, v, None, scale)
+        return sdpa(q, k, v, None, scale)
     return _Chunked.apply(q, k, v, lengths, window, sinks, scale)
 
 
@@ -133,7 +133,7 @@ class _Chunked(torch.autograd.Function):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for chunk in ctx.plan:
             keys, values = (_key_rows(x, chunk) for x in (k, v))
-            out[chunk.first : chunk.last] = _sdpa(
+            out[chunk.first : chunk.last] = sdpa(
                 q[chunk.first : chunk.last], keys, values, _mask(ctx.visible, chunk), scale
             )
         return out
@@ -150,7 +150,7 @@ class _Chunked(torch.autograd.Function):
             parts = (q[rows], _key_rows(k, chunk), _key_rows(v, chunk))
             queries, keys, values = (x.detach().requires_grad_() for x in parts)
             with torch.enable_grad():
-                out = _sdpa(queries, keys, values, _mask(ctx.visible, chunk), ctx.scale)
+                out = sdpa(queries, keys, values, _mask(ctx.visible, chunk), ctx.scale)
             grads = torch.autograd.grad(out, (queries, keys, values), grad[rows])
             grad_q[rows] = grads[0]
             _add_key_rows(grad_k, chunk, grads[1])
@@ -158,7 +158,7 @@ class _Chunked(torch.autograd.Function):
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None, None
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Torch's attention of [queries, hq, D] over [keys, hkv, D]; `mask` [queries, keys], None = causal."""
     grouped = q.shape[1] != k.shape[1]
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))

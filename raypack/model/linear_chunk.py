@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
 
 BLOCK_ROWS = 1024
 """Rows whose chunks are computed at once: bounds the temporaries."""
@@ -64,10 +65,11 @@ class _Inside(torch.autograd.Function):
         out = torch.empty_like(q)
         state = k.new_zeros(k.shape[1], k.shape[2], v.shape[2])
         states = []
-        for first in range(0, len(q), BLOCK_ROWS):
-            states.append(state)
-            rows = _Rows.at(first, piece)
-            out[rows.rows], state = _block(*rows.take(q, k, v, g), rows, state, chunk)
+        with record_function("linear inside"):
+            for first in range(0, len(q), BLOCK_ROWS):
+                states.append(state)
+                rows = _Rows.at(first, piece)
+                out[rows.rows], state = _block(*rows.take(q, k, v, g), rows, state, chunk)
         ctx.save_for_backward(q, k, v, g, piece, *states)
         ctx.chunk = chunk
         return out
@@ -81,8 +83,7 @@ class _Inside(torch.autograd.Function):
         grad_state = torch.zeros_like(states[0]) if states else None
         for number in reversed(range(len(states))):
             rows = _Rows.at(number * BLOCK_ROWS, piece)
-            taken = rows.take(q, k, v, g)
-            parts = [x.detach().requires_grad_() for x in taken[: len(grads)] if x is not None]
+            parts = [x.detach().requires_grad_() for x in rows.take(q, k, v, g)[: len(grads)] if x is not None]
             state = states[number].detach().requires_grad_()
             with torch.enable_grad():
                 out, after = _block(parts[0], parts[1], parts[2], parts[3] if gated else g, rows, state, ctx.chunk)

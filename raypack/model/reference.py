@@ -145,7 +145,7 @@ def _linear(config: ModelConfig, layer: Mapping[str, Tensor], y: Tensor) -> Tens
         gate = (y @ layer["gate_in.weight"].T) @ layer["gate_out.weight"].T + layer["gate_out.bias"]
         decay = (torch.sigmoid(wide(gate)) ** (1 / 16)).log().view(n, kv_heads, -1)
     elif config.linear_decay == "head":
-        edges = torch.logspace(-5, -9, kv_heads, base=2, dtype=torch.float64) if kv_heads > 1 else torch.tensor([2**-5])
+        edges = torch.logspace(-5, -9, kv_heads, base=2, dtype=torch.float64)
         decay = torch.log(1 - edges).to(wide(y).dtype)
     y = linear_attention(q, k, v, [n], decay)
     return rms_norm(y, layer["out_norm"], config.norm_eps) if config.linear_norm else y

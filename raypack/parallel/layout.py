@@ -13,7 +13,9 @@ for such *runs* of placements (of one attention each): a few dozen intervals ins
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -119,6 +121,18 @@ class Layout:
         for key in keys:
             changed |= key[1:] != key[:-1]
         return np.concatenate(([0], np.flatnonzero(changed) + 1, [len(keys[0])]))
+
+    def keeping(self, keep: Callable[[Run], bool]) -> Layout:
+        """The same layout without the runs that `keep` leaves out; rows are counted without theirs."""
+        found = copy(self)
+        held = np.zeros_like(self._row_counts)
+        runs = []
+        for run in sorted(filter(keep, self.runs), key=lambda r: (-r.child.width, r.child.first, r.first)):
+            mine = held[run.child.first : run.child.end]
+            runs.append(replace(run, rows=tuple(mine.tolist())))
+            mine += np.diff(run.cuts)
+        found.runs, found._row_counts = tuple(sorted(runs, key=lambda r: r.first)), held
+        return found
 
     def rows(self, rank: int) -> int:
         """Tokens that `rank` holds in the child layout."""

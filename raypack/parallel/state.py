@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from raypack.parallel.layout import Layout, Segments
+from raypack.parallel.layout import Layout, Run, Segments
 from raypack.parallel.topology import Block
 
 
@@ -115,11 +115,12 @@ class Stream:
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
 
-def streams_around(layout: Layout, rank: int) -> list[Stream]:
-    """Streams of the child blocks that hold `rank`, widest first: the order of its rows."""
+def streams_around(layout: Layout, rank: int, keep: Callable[[Run], bool] = lambda _: True) -> list[Stream]:
+    """Streams of the child blocks that hold `rank`, widest first: the order of its rows. Only runs that `keep` picks:
+    what a rank then holds is still one interval of the stream."""
     of_child: dict[Block, tuple[list[np.ndarray], list[np.ndarray]]] = {}
     for run in layout.runs:
-        if run.child.holds(rank):
+        if run.child.holds(rank) and keep(run):
             lengths, sizes = of_child.setdefault(run.child, ([], []))
             lengths.append(layout.columns["length"][run.first : run.end])
             sizes.append(np.diff(run.cuts))

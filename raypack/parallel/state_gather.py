@@ -109,7 +109,7 @@ class _Start(torch.autograd.Function):
         ctx.flight = flight
         sent = states if totals is None else torch.cat([states, totals.unsqueeze(-1)], -1)
         flight.total = totals
-        with record_function("raypack.state_gather.start"):
+        with record_function("state_gather start"):
             flight.gather = start_gather(sent, flight.plan.block, flight.wire, OP)
         return states.new_zeros(())
 
@@ -119,7 +119,7 @@ class _Start(torch.autograd.Function):
         flight: Flight = ctx.flight
         gather, flight.gather = flight.gather, None
         assert gather is not None
-        with record_function("raypack.state_gather.wait"):
+        with record_function("state_gather wait"):
             parts = gather.wait()
         leaving = flight.combine(parts, before=False)
         if not flight.gated:
@@ -139,7 +139,7 @@ class _Finish(torch.autograd.Function):
     def forward(ctx: Any, ticket: Tensor, flight: Flight) -> Tensor:
         gather, flight.gather = flight.gather, None
         assert gather is not None
-        with record_function("raypack.state_gather.wait"):
+        with record_function("state_gather wait"):
             parts = gather.wait()
         if flight.gated:
             flight.logs = parts[..., -1]
@@ -156,6 +156,6 @@ class _Finish(torch.autograd.Function):
         flight: Flight = ctx.flight
         if flight.gated:
             flight.entered, flight.total, flight.logs = ctx.saved_tensors
-        with record_function("raypack.state_gather.start"):
+        with record_function("state_gather start"):
             flight.gather = start_gather(grad, flight.plan.block, flight.wire, OP)
         return grad.new_zeros(()), None
