@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate": Entry("raypack.commands.plan", "evaluate", "Cost a plan on a described cluster."),
     "simulate": Entry("raypack.commands.simulate", "simulate", "Compare policies on a described cluster."),
     "calibrate": Entry("raypack.commands.calibrate", "calibrate", "Measure the ranks at hand: a cluster file."),
+    "cluster": Entry("raypack.commands.cluster", "cluster", "Compare a run with a cluster, before it costs anything."),
     "inspect": Entry("raypack.commands.inspect", "inspect", "Summarise a run from its records."),
 }
 

@@ -147,7 +147,8 @@ class PlanSection(Section):
 
 
 class TopologySection(Section):
-    workers: int = Field(8, ge=1, description="ranks")
+    workers: int = Field(8, ge=1, description="ranks; of an elastic run the most")
+    workers_min: int = Field(0, ge=0, description="fewest ranks that an elastic run goes on with; 0 = workers")
     nodes: tuple[int, ...] = Field((), description="ranks of each node, in place of the machines (trials)")
     cpus_per_worker: float = Field(1.0, ge=0, description="Ray CPUs a worker asks for")
     gpus_per_worker: float = Field(0.0, ge=0, description="Ray GPUs a worker asks for; above 0 means CUDA and NCCL")
@@ -156,6 +157,8 @@ class TopologySection(Section):
     def _adds_up(self) -> TopologySection:
         if self.nodes and (min(self.nodes) < 1 or sum(self.nodes) != self.workers):
             raise ValueError(f"nodes = {list(self.nodes)} must be positive and add up to workers = {self.workers}")
+        if self.workers_min > self.workers:
+            raise ValueError(f"workers_min = {self.workers_min} exceeds workers = {self.workers}, the most")
         return self
 
 

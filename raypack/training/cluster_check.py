@@ -1,0 +1,212 @@
+"""Can a cluster hold a run? Pure comparison of what a run asks for with the node types that a cluster may have.
+
+What Ray itself does with a request that no node type can meet is to wait for ever; here it becomes one line before
+anything starts. `cluster_file` and `cluster_live` say what a cluster is.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from raypack.config import Config, TopologySection, load_cluster
+
+EPSILON = 1e-9
+#: seconds that a cloud takes for a GPU machine, a container image and its setup; assumed, not measured
+BOOT_SECONDS = 300.0
+URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """Machines of one kind: what Ray offers on each, and how many there are at least and at most."""
+
+    name: str
+    cpus: float
+    gpus: float
+    least: int
+    most: int
+
+    def holds(self, topology: TopologySection) -> int:
+        """Workers that fit on one such node; a worker is never split over two."""
+        asked = [(self.cpus, topology.cpus_per_worker), (self.gpus, topology.gpus_per_worker)]
+        return min((math.floor(there / each + EPSILON) for there, each in asked if each > 0), default=topology.workers)
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """What a cluster file (or a live cluster) offers.
+
+    Args:
+        source: the file or address, for messages.
+        types: the head's among them.
+        nodes_max: nodes of all types together, the head included.
+        shared: paths at which every node sees the same storage; None = not known from a description.
+        unsure: paths that every node has, but whether it is one storage cannot be seen.
+        home: RAYPACK_HOME of every node; empty = not set, or not the same.
+    """
+
+    source: str
+    types: tuple[NodeType, ...]
+    nodes_max: int
+    shared: tuple[str, ...] | None = ()
+    unsure: tuple[str, ...] = ()
+    home: str = ""
+
+    def workers(self, topology: TopologySection, ready: bool = False) -> int:
+        """Workers that fit when the cluster is as large as it may be; `ready`: on the nodes that are always there."""
+        total = sum(kind.least * kind.holds(topology) for kind in self.types)
+        if ready:
+            return total
+        free = self.nodes_max - sum(kind.least for kind in self.types)
+        for kind in sorted(self.types, key=lambda kind: kind.holds(topology), reverse=True):
+            more = max(0, min(free, kind.most - kind.least))
+            total, free = total + more * kind.holds(topology), free - more
+        return total
+
+
+class Fault(NamedTuple):
+    """Why the run cannot work there. `kind`: bundle, capacity or storage."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """`fitting` and `ready` count workers: at the cluster's largest, and on the nodes that are always there."""
+
+    source: str
+    workers: int
+    workers_min: int
+    fitting: int
+    ready: int
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+
+def check_cluster(config: Config, cluster: ClusterShape) -> Report:
+    """Compare a run with a cluster. Every fault is one line: value, limit, what to change.
+
+    Raises:
+        RaypackError: `plan.cluster` names no preset or readable file.
+    """
+    topology = config.topology
+    needed = topology.workers_min or topology.workers
+    fitting, ready = cluster.workers(topology), cluster.workers(topology, ready=True)
+    faults = [*_too_small(topology, needed, fitting, cluster), *_unshared(config, cluster)]
+    notes = _notes(config, cluster, needed, fitting, ready)
+    return Report(cluster.source, topology.workers, needed, fitting, ready, tuple(faults), tuple(notes))
+
+
+def _too_small(topology: TopologySection, needed: int, fitting: int, cluster: ClusterShape) -> Iterator[Fault]:
+    if fitting >= needed:
+        return
+    key = "workers_min" if topology.workers_min else "workers"
+    unit = "GPU" if topology.gpus_per_worker else "CPU"
+    each = topology.gpus_per_worker or topology.cpus_per_worker
+    bundle = _amounts(topology.cpus_per_worker, topology.gpus_per_worker)
+    need = (
+        f"topology.{key} = {needed}: need {needed * each:g} {unit} in bundles of {bundle}; "
+        f"cluster can give {fitting * each:g}"
+    )
+    able = [kind for kind in cluster.types if kind.holds(topology)]
+    if not able:
+        largest = max(cluster.types, key=lambda kind: (kind.gpus, kind.cpus))
+        yield Fault(
+            "bundle",
+            f"{need}: no node type holds one bundle (the largest, {largest.name}, has "
+            f"{_amounts(largest.cpus, largest.gpus)}); lower topology.cpus_per_worker or gpus_per_worker, or give a "
+            "node type more",
+        )
+        return
+    best = max(able, key=lambda kind: kind.holds(topology))
+    nodes = math.ceil(needed / best.holds(topology))
+    yield Fault(
+        "capacity",
+        f"{need}: {best.name} holds {best.holds(topology)} bundles a node, at most {min(best.most, cluster.nodes_max)} "
+        f"nodes; lower topology.{key} to {fitting}, or let there be {nodes} nodes of {best.name}",
+    )
+
+
+def _amounts(cpus: float, gpus: float) -> str:
+    named = [f"{amount:g} {unit}" for amount, unit in ((cpus, "CPU"), (gpus, "GPU")) if amount]
+    return f"({', '.join(named) or '0 CPU'})"
+
+
+def _unshared(config: Config, cluster: ClusterShape) -> Iterator[Fault]:
+    if cluster.shared is None or cluster.nodes_max < 2:
+        return
+    for key, given, path in _places(config, cluster.home):
+        if given.startswith("~"):
+            yield Fault("storage", f"{key} = {given!r} is each node's own: give an absolute path on shared storage")
+        elif path == "":
+            yield Fault(
+                "storage",
+                f"{key} = {given!r} is not absolute, and {cluster.source} sets no RAYPACK_HOME that is the same on all "
+                "nodes: give a path on shared storage, or set RAYPACK_HOME to one where Ray is started",
+            )
+        elif not URI.match(path) and not _below(path, cluster.shared + cluster.unsure):
+            there = ", ".join(cluster.shared + cluster.unsure) or "nothing"
+            yield Fault(
+                "storage",
+                f"{key} = {given!r} is {path} on the nodes, on no storage that they share ({cluster.source} mounts "
+                f"{there}): put it below such a path, or mount storage there on the head and on every worker",
+            )
+
+
+def _places(config: Config, home: str) -> Iterator[tuple[str, str, str]]:
+    """`(key, value, absolute path on the nodes)` of what every node must see; the path is empty where unknown."""
+    yield "run.root", config.run.root, _resolve(config.run.root, home)
+    yield "data.corpus", config.data.corpus, _resolve(config.data.corpus or "corpora", home)
+    if config.run.resume not in ("auto", "never"):
+        yield "run.resume", config.run.resume, _resolve(config.run.resume, home)
+
+
+def _resolve(path: str, home: str) -> str:
+    if URI.match(path):
+        return path
+    if not path.startswith(("/", "~")) and home:
+        path = posixpath.join(home, path)
+    return posixpath.normpath(path) if path.startswith("/") else ""
+
+
+def _below(path: str, tops: tuple[str, ...]) -> bool:
+    return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)
+
+
+def _notes(config: Config, cluster: ClusterShape, needed: int, fitting: int, ready: int) -> Iterator[str]:
+    """What is no fault, but worth to know before paying for machines."""
+    topology = config.topology
+    if needed <= fitting < topology.workers:
+        yield f"at most {fitting} of topology.workers = {topology.workers} fit: the run never grows beyond that"
+    if topology.nodes:
+        yield (
+            f"topology.nodes = {list(topology.nodes)} takes the place of the machines: it is for trials on one "
+            "machine, leave it out on a cluster"
+        )
+    expected = load_cluster(config.plan.cluster).ranks_per_node
+    held = {kind.name: kind.holds(topology) for kind in cluster.types if kind.most and kind.holds(topology)}
+    if held and not topology.nodes and expected not in held.values():
+        there = ", ".join(f"{name} {count}" for name, count in held.items())
+        yield (
+            f"plan.cluster = {config.plan.cluster} has rates of nodes with {expected} ranks, these nodes hold {there}: "
+            "measure them with `raypack calibrate` for plans that fit"
+        )
+    if ready < needed and config.timeouts.start < BOOT_SECONDS:
+        yield (
+            f"{ready} of {needed} workers fit on nodes that are always there: the others boot within timeouts.start = "
+            f"{config.timeouts.start:g} s or the start fails; raise it, or min_workers (minReplicas)"
+        )
+    if cluster.shared is not None and cluster.nodes_max > 1:
+        for key, _, path in _places(config, cluster.home):
+            if path and not _below(path, cluster.shared) and _below(path, cluster.unsure):
+                yield f"{key}: {path} is a directory of each host; that it is shared storage cannot be seen from here"
