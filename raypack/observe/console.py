@@ -110,12 +110,13 @@ def summary_table(summary: Summary) -> Table:
     table = Table(title=f"run {summary.run}" if summary.run else None, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for name, value in _summary_rows(summary):
+    for name, value in summary_rows(summary):
         table.add_row(name, Text(value))
     return table
 
 
-def _summary_rows(s: Summary) -> list[tuple[str, str]]:
+def summary_rows(s: Summary) -> list[tuple[str, str]]:
+    """(name, text) of all that is worth a line."""
     extras = [
         f"{count} {what}"
         for what, count in (

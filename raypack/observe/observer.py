@@ -30,8 +30,8 @@ from raypack.observe.reporter import Receipt
 from raypack.observe.sinks import Sink, TensorBoard
 from raypack.observe.steps import STEPS_FILE, StepLog, read_lines, resolve
 from raypack.observe.summary import SUMMARY_FILE, Summary, summarise
+from raypack.observe.tail import ENDPOINT_FILE
 
-ENDPOINT_FILE = "metrics.json"
 # Beside the runs, not in them: a file_sd pattern of Prometheus may have a star in its last part only.
 DISCOVERY_FOLDER = ".prometheus"
 HEAD_RESOURCE = "node:__internal_head__"

@@ -47,15 +47,24 @@ def check_target(path: str | Path) -> None:
 def draw_plans(
     plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfig, path: str | Path, sync: str | None = None
 ) -> None:
+    """Write `plan_figure` to a file.
+
+    Raises:
+        RaypackError: as `plan_figure`; a file that cannot be written.
+    """
+    check_target(path)
+    _save(plan_figure(plans, cluster, model, sync), path)
+
+
+def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfig, sync: str | None = None) -> Figure:
     """Draw plans below each other on one time axis: ranks down, time across, one colour a sample.
 
     Dark = full attention, light = everything else of the same sample, black = exchanges of full layers, grey =
     waiting; lines between nodes, ticks where a rank leaves a round. Long samples carry `id: length, parent > child`.
 
     Raises:
-        RaypackError: as `evaluate`; more ranks than a picture can show; a file that cannot be written.
+        RaypackError: as `evaluate`; more ranks than a picture can show.
     """
-    check_target(path)
     for plan in plans:
         if plan.topology.world > RANKS_MAX:
             raise RaypackError(
@@ -73,7 +82,7 @@ def draw_plans(
         axis.set_title(_title(plan, evaluate(plan, cluster, model, sync), cluster), fontsize=9, loc="left")
     axes[-1].set_xlabel("seconds")
     figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    _save(figure, path)
+    return figure
 
 
 def draw_step_times(run: Replay, path: str | Path) -> None:

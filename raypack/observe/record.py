@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from raypack.config import first_fault
@@ -135,7 +137,7 @@ class StepRecord(BaseModel):
         {}, description="by kind of layer and direction, on its slowest rank"
     )
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over the ranks")
-    sample_ids_digest: str = Field("", description="of the sample ids in order")
+    sample_ids_digest: str = Field("", description="of the sample ids, sorted")
 
     @field_validator("loss", "heldout_loss", "grad_norm", "plan_bound_ratio", "mfu")
     @classmethod
@@ -235,6 +237,12 @@ def nested(counters: Iterable[Mapping[tuple[str, str], int]]) -> Bytes:
 def by_scope(bytes_: Bytes) -> dict[str, int]:
     """Sum over the sites."""
     return {scope: sum(scopes.get(scope, 0) for scopes in bytes_.values()) for scope in ("intra", "inter")}
+
+
+def ids_digest(ids: Iterable[int]) -> str:
+    """Of a step's sample ids, whatever their order: `sample_ids_digest`."""
+    ordered = np.sort(np.fromiter(ids, dtype=np.int64))
+    return hashlib.sha256(ordered.tobytes()).hexdigest()[:16]
 
 
 def imbalance(values: Sequence[float | None]) -> float | None:

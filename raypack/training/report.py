@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import resource
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from raypack.observe.record import RankReport, StepFacts
+from raypack.observe.record import RankReport, StepFacts, ids_digest
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import Plan
 from raypack.planning.planner import PlannedStep
@@ -51,18 +49,18 @@ class Reports:
             collected=ledger.collected,
             phases=phases,
             layers=result.layers,
-            exchange_seconds=dict(ledger.seconds),
+            # A GPU's exchanges run beside the host: its clock sees only their launch.
+            exchange_seconds=dict(ledger.seconds) if self.trainer.device.type == "cpu" else {},
             memory_bytes=_memory(self.trainer.device),
             facts=self._facts(planned, work.plan, result, heldout_loss) if self.rank == 0 else None,
         )
 
     def _facts(self, planned: PlannedStep, plan: Plan, result: StepResult, heldout_loss: float | None) -> StepFacts:
         assert plan.before is not None
-        ids = np.array([p.sample for p in plan.placements], dtype=np.int64)
         return StepFacts(
             epoch=plan.before.epoch,
             first_sample=plan.before.next_sample,
-            sample_count=len(ids),
+            sample_count=sum(len(r.placements) for r in plan.rounds),
             tokens=plan.tokens,
             labels=plan.labels,
             rounds=len(plan.rounds),
@@ -70,7 +68,7 @@ class Reports:
             loss=result.loss,
             grad_norm=result.grad_norm,
             model_flops=planned.model_flops,
-            sample_ids_digest=hashlib.sha256(np.sort(ids).tobytes()).hexdigest()[:16],
+            sample_ids_digest=ids_digest(p.sample for p in plan.placements),
             plan_seconds=planned.plan_seconds,
             plan_bound_ratio=planned.bound_ratio,
             peak_flops=self.peak_flops,
