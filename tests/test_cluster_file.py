@@ -109,6 +109,16 @@ def test_jobs_lie_where_the_entrypoint_starts_and_nothing_large_is_copied(cluste
         assert local.startswith(("./", "~")) or local == "."
 
 
+def test_metrics_are_at_the_same_port_of_every_node(cluster: dict[str, Any]) -> None:
+    for kind in ("head", "worker"):
+        assert "--metrics-export-port=8080" in " ".join(cluster[f"{kind}_start_ray_commands"])
+
+
+def test_machine_images_are_the_users_and_not_the_outdated_default(cluster: dict[str, Any]) -> None:
+    for kind in cluster["available_node_types"].values():
+        assert re.fullmatch(r"ami-[0-9a-f]{17}", kind["node_config"]["ImageId"])
+
+
 def test_images_have_the_locked_ray_and_python(cluster: dict[str, Any]) -> None:
     lock = (ROOT / "requirements-cpu.lock").read_text(encoding="utf-8")
     ray_version = re.search(r"^ray==(\S+)$", lock, re.MULTILINE)[1]
@@ -129,6 +139,24 @@ def test_instance_types_exist(cluster: dict[str, Any], ec2_model: Any) -> None:
     known = set(ec2_model.shape_for("InstanceType").enum)
     for kind in cluster["available_node_types"].values():
         assert kind["node_config"]["InstanceType"] in known
+
+
+def _examples() -> list[dict[str, Any]]:
+    """The YAML examples of docs/cluster.md that are settings of an EC2 node."""
+    text = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    return [block["node_config"] for block in blocks if isinstance(block, dict) and "node_config" in block]
+
+
+def test_examples_in_the_docs_are_parameters_of_the_launch_call(ec2_model: Any) -> None:
+    from botocore.validate import ParamValidator
+
+    shape = ec2_model.operation_model("RunInstances").input_shape
+    examples = _examples()
+    assert examples
+    for given in examples:
+        report = ParamValidator().validate(given | {"MinCount": 1, "MaxCount": 1}, shape)
+        assert not report.has_errors(), report.generate_report()
 
 
 def test_node_settings_are_parameters_of_the_launch_call(cluster: dict[str, Any], ec2_model: Any) -> None:

@@ -57,7 +57,8 @@ def check(
     if json_target is not None:
         write_json({"run": run, **_data(report, shape)}, json_target)
     if json_target != "-":
-        people_console().print(_table(report, shape))
+        people_console().print(_table(shape))
+        click.echo(f"{report.source}: at most {report.fitting} of {report.workers} workers fit")
         for note in report.notes:
             click.echo(f"note: {note}")
     for fault in report.faults:
@@ -97,8 +98,8 @@ def _data(report: Report, shape: ClusterShape) -> dict[str, Any]:
     }
 
 
-def _table(report: Report, shape: ClusterShape) -> Table:
-    table = Table(title=f"{report.source}: {report.fitting} of {report.workers} workers fit", title_justify="left")
+def _table(shape: ClusterShape) -> Table:
+    table = Table()
     for heading in ("node type", "CPU", "GPU", "nodes"):
         table.add_column(heading, justify="left" if heading == "node type" else "right")
     for kind in shape.types:

@@ -132,8 +132,9 @@ def _too_small(topology: TopologySection, needed: int, fitting: int, cluster: Cl
     nodes = math.ceil(needed / best.holds(topology))
     yield Fault(
         "capacity",
-        f"{need}: {best.name} holds {best.holds(topology)} bundles a node, at most {min(best.most, cluster.nodes_max)} "
-        f"nodes; lower topology.{key} to {fitting}, or let there be {nodes} nodes of {best.name}",
+        f"{need}: {best.name} holds {best.holds(topology)} bundles a node, and there are at most "
+        f"{min(best.most, cluster.nodes_max)} of it; lower topology.{key} to {fitting}, or let there be {nodes} of "
+        f"{best.name}",
     )
 
 
@@ -188,7 +189,7 @@ def _notes(config: Config, cluster: ClusterShape, needed: int, fitting: int, rea
     topology = config.topology
     if needed <= fitting < topology.workers:
         yield f"at most {fitting} of topology.workers = {topology.workers} fit: the run never grows beyond that"
-    if topology.nodes:
+    if topology.nodes and cluster.nodes_max > 1:
         yield (
             f"topology.nodes = {list(topology.nodes)} takes the place of the machines: it is for trials on one "
             "machine, leave it out on a cluster"
@@ -201,7 +202,7 @@ def _notes(config: Config, cluster: ClusterShape, needed: int, fitting: int, rea
             f"plan.cluster = {config.plan.cluster} has rates of nodes with {expected} ranks, these nodes hold {there}: "
             "measure them with `raypack calibrate` for plans that fit"
         )
-    if ready < needed and config.timeouts.start < BOOT_SECONDS:
+    if ready < needed <= fitting and config.timeouts.start < BOOT_SECONDS:
         yield (
             f"{ready} of {needed} workers fit on nodes that are always there: the others boot within timeouts.start = "
             f"{config.timeouts.start:g} s or the start fails; raise it, or min_workers (minReplicas)"

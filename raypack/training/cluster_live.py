@@ -48,7 +48,7 @@ def live_shape(address: str, nodes: list[Mapping[str, float]], groups: list[Node
         now = there.pop((group.cpus, group.gpus), 0)
         types.append(NodeType(group.name, group.cpus, group.gpus, now, max(now, group.most)))
     for (cpus, gpus), now in sorted(there.items()):
-        types.append(NodeType(f"a node of {cpus:g} CPU, {gpus:g} GPU", cpus, gpus, now, now))
+        types.append(NodeType(f"node-{cpus:g}-cpu-{gpus:g}-gpu", cpus, gpus, now, now))
     return ClusterShape(address, tuple(types), sum(kind.most for kind in types), shared=None)
 
 
