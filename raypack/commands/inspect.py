@@ -90,6 +90,8 @@ def load(run_dir: Path) -> tuple[list[StepRecord], Summary]:
 
 def _check(page: str | None, other: Path | None, step: int | None, picture: str | None, follow: bool) -> None:
     """Raises RaypackError for options that do not go together."""
+    if page and not Path(page).parent.is_dir():
+        raise RaypackError(f"--html {page}: there is no folder {Path(page).parent}; make it or choose another")
     if picture and step is None:
         raise RaypackError("--picture: needs --step N, the step whose plan is drawn")
     if other is not None and (page or step is not None or follow):

@@ -23,8 +23,9 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; }
 .steps td, .steps th { text-align: right; } .wide { overflow-x: auto; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; }
-figure { margin: 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; }
-figcaption { font-size: .85rem; color: #555; } figcaption b { color: #1a1a1a; }
+figure { margin: 0; display: table; max-width: 100%; } figure svg { max-width: 100%; height: auto; }
+figcaption { display: table-caption; caption-side: bottom; font-size: .85rem; color: #555; }
+figcaption b { color: #1a1a1a; }
 pre { background: #f6f6f6; padding: .7rem; overflow-x: auto; font-size: .8rem; }
 .note { color: #8a4b00; }
 """

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from raypack.observe.record import StepRecord, imbalance
+from raypack.observe.record import StepRecord, by_scope, imbalance
 from raypack.observe.series import Columns, columns, scope_bytes
 
 # Work of a step in the order it happens; `prepare` runs beside it and is no part of it.
@@ -95,7 +95,7 @@ def _phases(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) 
     axis.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", linewidth=1, label="step, slowest rank")
     _across_steps(axis, "seconds")
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper right")
+    _legend_below(axis)
     return True
 
 
@@ -108,7 +108,7 @@ def _layers(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) 
         return False
     axis.stackplot(kept.steps, list(found.values()), labels=list(found), alpha=0.75)
     _across_steps(axis, "seconds")
-    axis.legend(fontsize=7, frameon=False, ncols=2, loc="upper right")
+    _legend_below(axis)
     return True
 
 
@@ -137,7 +137,7 @@ def _bytes(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
         _across_steps(axis, f"MB a step {where}")
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=8, frameon=False)
-    return any(r.bytes or r.bytes_static for r in kept.records)
+    return any(sum(by_scope(each).values()) for r in kept.records for each in (r.bytes, r.bytes_static))
 
 
 def _sites(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
@@ -147,7 +147,9 @@ def _sites(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
         "static plans": [r.bytes_static for r in kept.records],
         "dynamic plans": [r.bytes_dynamic for r in kept.records],
     }
-    sites = sorted({site for each in sources.values() for counts in each for site in counts})
+    sites = sorted(
+        {site for each in sources.values() for counts in each for site in counts if any(counts[site].values())}
+    )
     if not sites:
         return False
     rows = np.arange(len(sites), dtype=np.float64)
@@ -199,9 +201,10 @@ def _balance(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord])
         if np.isfinite(values).any():
             axis.plot(kept.steps, values, label=label)
             drawn = True
-    axis.axhline(1, color="black", linestyle=":", linewidth=1)
-    _across_steps(axis, "largest / mean")
-    axis.legend(fontsize=8, frameon=False)
+    if drawn:
+        axis.axhline(1, color="black", linestyle=":", linewidth=1)
+        _across_steps(axis, "largest / mean")
+        axis.legend(fontsize=8, frameon=False)
     return drawn
 
 
@@ -246,18 +249,20 @@ def _attempts(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]
     timed = sorted((r for r in records if r.time > 0), key=lambda r: r.time)
     if not timed:
         return False
-    hours = np.array([r.time - timed[0].time for r in timed]) / 3600
-    left.plot(hours, [r.step for r in timed], ".-", markersize=3)
+    since = np.array([r.time - timed[0].time for r in timed])
+    unit, size = next((u for u in (("hours", 3600.0), ("minutes", 60.0)) if since[-1] >= 2 * u[1]), ("seconds", 1.0))
+    since /= size
+    left.plot(since, [r.step for r in timed], ".-", markersize=3)
     left.set_ylabel("step", fontsize=8)
-    right.step(hours, [r.world for r in timed], where="post", label="ranks")
-    right.step(hours, [r.nodes for r in timed], where="post", label="nodes")
+    right.step(since, [r.world for r in timed], where="post", label="ranks")
+    right.step(since, [r.nodes for r in timed], where="post", label="nodes")
     right.set_ylim(bottom=0)
     right.legend(fontsize=8, frameon=False)
     for axis in axes:
-        for before, after, at in zip(timed, timed[1:], hours[1:], strict=False):
+        for before, after, at in zip(timed, timed[1:], since[1:], strict=False):
             if after.attempt > before.attempt:
                 axis.axvline(float(at), color="0.4", linestyle="--", linewidth=1)
-        axis.set_xlabel("hours", fontsize=8)
+        axis.set_xlabel(unit, fontsize=8)
     return True
 
 
@@ -265,6 +270,13 @@ def _across_steps(axis: Axes, label: str) -> None:
     axis.set_xlabel("step", fontsize=8)
     axis.set_ylabel(label, fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _legend_below(axis: Axes) -> None:
+    """Areas fill the axes, so that no corner is left for names."""
+    axis.figure.legend(
+        *axis.get_legend_handles_labels(), fontsize=7, frameon=False, ncols=4, loc="outside lower center"
+    )
 
 
 def _mark_restarts(axis: Axes, kept: Columns) -> None:
