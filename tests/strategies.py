@@ -14,14 +14,17 @@ NODES = st.one_of(
 
 
 @st.composite
-def placements(draw, topology: Topology, ids: range, longest: int = 40, tied: bool = False):
-    """One placement for each id, any legal parent and child inside it."""
+def placements(draw, topology: Topology, ids: range, longest: int = 40, tied: bool = False, gather: bool = False):
+    """One placement for each id, any legal parent and child inside it; with `gather`, some whose parent is their child
+    gather K and V."""
     found = []
     for sample in ids:
         length = draw(st.integers(1, longest))
         parent = draw(st.sampled_from(topology.blocks))
         child = parent if tied else draw(st.sampled_from([b for b in topology.blocks if parent.contains(b)]))
-        found.append(Placement(sample, length, parent, child, length - 1))
+        attention = draw(st.sampled_from(["ulysses", "kv_gather"])) if gather else "ulysses"
+        parent = child if attention == "kv_gather" else parent
+        found.append(Placement(sample, length, parent, child, length - 1, attention))
     return tuple(found)
 
 
@@ -32,10 +35,10 @@ def rounds(draw, topology: Topology, most: int = 12, longest: int = 40):
 
 
 @st.composite
-def plans(draw, topology: Topology, most: int = 8, longest: int = 24, recompute: bool = True):
+def plans(draw, topology: Topology, most: int = 8, longest: int = 24, recompute: bool = True, gather: bool = False):
     """A plan of one to three rounds (some may be empty) over ids 0.. with at least one sample."""
     count = draw(st.integers(1, most))
-    every = draw(placements(topology, range(count), longest))
+    every = draw(placements(topology, range(count), longest, gather=gather))
     number = draw(st.integers(1, 3))
     where = [draw(st.integers(0, number - 1)) for _ in every]
     kinds = st.sampled_from(RECOMPUTES) if recompute else st.just("none")

@@ -18,12 +18,17 @@ pytestmark = pytest.mark.pool
 
 MODELS = st.builds(
     tiny_model,
-    pattern=st.sampled_from(["FS", "SF", "FSS", "F", "S"]),
+    pattern=st.sampled_from(["FS", "SF", "FSS", "F", "S", "L", "LF", "LLF", "SLF"]),
     layers=st.integers(1, 3),
     heads=st.sampled_from([4, 6]),
     kv_heads=st.sampled_from([1, 2]),
     window=st.sampled_from([1, 4, 9, 100]),
     sinks=st.sampled_from([0, 0, 2]),
+    linear_decay=st.sampled_from(["none", "head", "gate"]),
+    linear_feature=st.sampled_from(["none", "relu", "elu", "silu"]),
+    linear_norm=st.booleans(),
+    linear_conv=st.sampled_from([0, 2, 4]),
+    linear_chunk=st.sampled_from([2, 8]),
     experts=st.sampled_from([0, 4]),
     shared_expert_width=st.sampled_from([0, 5]),
     tied_head=st.booleans(),
@@ -54,7 +59,7 @@ def check(pool, case: Case, plan: Plan, tolerance: float = 1e-10) -> list[dict]:
 @given(data=st.data())
 def test_any_plan_in_any_world_gives_the_loss_and_gradients_of_one_rank(pool, data):
     topology = Topology(data.draw(NODES))
-    plan = data.draw(plans(topology))
+    plan = data.draw(plans(topology, gather=data.draw(st.booleans())))
     if plan.labels == 0:
         return
     check(pool, Case(data.draw(MODELS), data.draw(TRAIN)), plan)
@@ -62,6 +67,10 @@ def test_any_plan_in_any_world_gives_the_loss_and_gradients_of_one_rank(pool, da
 
 def place(sample, length, parent, child):
     return Placement(sample, length, Block(*parent), Block(*child), length - 1)
+
+
+def gather(sample, length, block):
+    return place(sample, length, block, block)._replace(attention="kv_gather")
 
 
 @pytest.mark.parametrize("shard", ["none", "world"])
@@ -82,6 +91,33 @@ def test_repacking_with_nested_children_several_rounds_and_recompute(pool, shard
     plan = Plan(nodes=(4, 4), rounds=(first, second))
     case = Case(tiny_model(pattern="FSSS", layers=4), TrainSection(dtype="float64", shard=shard, chunk_tokens=7))
     check(pool, case, plan)
+
+
+@pytest.mark.parametrize(
+    ("shard", "recompute", "decay"),
+    [("none", "none", "head"), ("none", "full", "gate"), ("world", "selective", "gate"), ("world", "full", "head")],
+)
+def test_linear_layers_and_gathered_keys_with_nested_blocks_and_recompute(pool, shard, recompute, decay):
+    """One round with both attentions, blocks of 8, 4 and 2 nested in each other, documents over many ranks."""
+    first = Round(
+        (
+            gather(0, 50, (0, 8)),
+            place(1, 31, (0, 8), (0, 4)),
+            place(2, 17, (0, 8), (5, 1)),
+            gather(3, 9, (4, 4)),
+            gather(4, 4, (4, 4)),
+            place(5, 6, (4, 4), (4, 4)),
+            gather(6, 7, (0, 2)),
+            place(7, 5, (7, 1), (7, 1)),
+        ),
+        recompute,
+    )
+    second = Round((gather(8, 40, (0, 8)), place(9, 3, (0, 4), (2, 1))), recompute)
+    plan = Plan(nodes=(4, 4), rounds=(first, second))
+    model = tiny_model(
+        pattern="LLLF", layers=4, linear_decay=decay, linear_conv=4, linear_feature="silu", linear_chunk=4
+    )
+    check(pool, Case(model, TrainSection(dtype="float64", shard=shard, chunk_tokens=7)), plan)
 
 
 def test_more_ranks_than_heads_and_empty_ranks(pool):

@@ -46,16 +46,29 @@ WORLD_OF_ONE = Plan(
 )
 
 
-@pytest.mark.parametrize("pattern", ["F", "S", "FS"])
+GATHERED = Plan(
+    nodes=(2, 2),
+    rounds=tuple(
+        Round(tuple(p._replace(parent=p.child, attention="kv_gather") for p in r.placements)) for r in REPACKED.rounds
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plan"),
+    [("F", REPACKED), ("F", GATHERED), ("S", REPACKED), ("FS", REPACKED), ("L", REPACKED), ("LF", GATHERED)],
+)
 @pytest.mark.parametrize("change", [(0, 13), (1, 0), (3, 16)])
-def test_changing_a_token_leaves_everything_before_it_and_every_other_document_alone(pool, pattern, change):
-    case = Case(tiny_model(pattern=pattern, layers=2, sinks=1))
+def test_changing_a_token_leaves_everything_before_it_and_every_other_document_alone(pool, pattern, plan, change):
+    linear = {"linear_decay": "gate", "linear_conv": 4, "linear_chunk": 4}
+    # A token that goes to another expert changes the shape, and so the rounding, of the products of its neighbours.
+    case = Case(tiny_model(pattern=pattern, layers=2, sinks=1, experts=0 if "L" in pattern else 4, **linear))
     before, after = {}, {}
-    for rank_before in pool.run(4, hidden_on_rank, case, REPACKED, None):
+    for rank_before in pool.run(4, hidden_on_rank, case, plan, None):
         before.update(rank_before)
-    for rank_after in pool.run(4, hidden_on_rank, case, REPACKED, change):
+    for rank_after in pool.run(4, hidden_on_rank, case, plan, change):
         after.update(rank_after)
-    assert len(before) == REPACKED.tokens
+    assert len(before) == plan.tokens
     for (sample, position), state in before.items():
         same = np.array_equal(state, after[sample, position])
         if sample != change[0] or position < change[1]:
