@@ -19,6 +19,12 @@ PROBE_SECONDS = 5.0
 OBJECT_STORE_BYTES = 256 * 2**20
 
 
+def address_of(config: Config) -> str:
+    """Of the cluster to join: the one named, else the surrounding job's; "" = the run starts its own."""
+    address = config.run.ray_address or os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
 @contextmanager
 def connected(config: Config) -> Iterator[None]:
     """Join the cluster of `run.ray_address` or of the surrounding job, else start a local one with a CPU per worker.
@@ -29,10 +35,9 @@ def connected(config: Config) -> Iterator[None]:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(config.timeouts.start)
     # The controller's own polling: with the default of 2 s a failure and the end of a run are noticed that much later.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    address = config.run.ray_address or os.environ.get("RAY_ADDRESS", "")
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
-        if address and address != "local":
+        if address := address_of(config):
             _join(address)
         else:
             _start(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -27,9 +28,9 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
         description: shown by `--help`.
 
     Returns:
-        exit code: 0; 2 after a fault; 130 after Ctrl-C, 143 after SIGTERM.
+        exit code: 0; 2 after a fault; 130 after Ctrl-C, 143 after SIGTERM; 1 for what should not happen.
     """
-    signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         config = load_run(argv, default, description)
         _choose_authentication(config)
@@ -38,15 +39,22 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
 
         launch(config)
     except RaypackError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _failed(str(error), 2)
     except Stopped:
-        print("error: stopped by SIGTERM", file=sys.stderr)
-        return 128 + signal.SIGTERM
+        return _failed("stopped by SIGTERM", 128 + signal.SIGTERM)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return _failed("interrupted", 128 + signal.SIGINT)
+    except Exception as error:
+        traceback.print_exc()
+        return _failed(f"{type(error).__name__}: {error} (a fault of raypack: please report the lines above)", 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _failed(line: str, code: int) -> int:
+    print("error:", " ".join(line.split()), file=sys.stderr)
+    return code
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

@@ -25,9 +25,9 @@ from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
 from raypack.observe.steps import next_attempt
 from raypack.planning.planner import Planner
-from raypack.training.cluster import connected
+from raypack.training.cluster import address_of, connected
 from raypack.training.ending import reason_of
-from raypack.training.preflight import check_checkpoint, check_places, check_plan, check_resources
+from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
 from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, write_config
 from raypack.training.worker import WorkerSettings, train_worker
 
@@ -93,6 +93,8 @@ def prepare_run(config: Config) -> Prepared:
     counts = check_plan(config, corpus)
     if resume is not None:
         check_checkpoint(resume, config, corpus)
+    if not address_of(config):
+        check_machine(config)
     return Prepared(config, path, run_dir, resume, counts)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ray
+import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.config import Config, TopologySection
@@ -16,6 +17,8 @@ from raypack.data.corpus import Corpus, check_vocabulary
 from raypack.data.splits import training_stream
 from raypack.data.stream import StreamCounts
 from raypack.errors import RaypackError
+from raypack.observe.exporter import Endpoint, Exporter
+from raypack.observe.observer import NODE_ADDRESS
 from raypack.parallel.topology import Topology
 from raypack.planning.planner import StepPlanner
 from raypack.training.checkpoint import RunState, model_digest
@@ -59,18 +62,30 @@ def check_checkpoint(folder: Path, config: Config, corpus: Corpus) -> None:
         )
 
 
+def check_machine(config: Config) -> None:
+    """What a Ray of the run's own would find out much later, on this machine.
+
+    Raises:
+        RaypackError: fewer GPUs than the workers ask for, or a named port of /metrics that is in use.
+    """
+    topology, observe = config.topology, config.observe
+    if topology.gpus_per_worker > 0:
+        there = torch.cuda.device_count()
+        if topology.workers * topology.gpus_per_worker > there:
+            raise _too_small(topology, "GPU", there, "this machine")
+    if observe.port and observe.bind != NODE_ADDRESS:
+        Endpoint(Exporter("probe"), observe.bind, observe.port).close()
+
+
 def check_resources(topology: TopologySection) -> None:
     """Raises RaypackError where the cluster, as it is or as far as its autoscaler goes, cannot hold the workers."""
     bundle = {"CPU": topology.cpus_per_worker, "GPU": topology.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     limits = _autoscaler_limits()
     for name, each in bundle.items():
-        need, there = topology.workers * each, sum(node.get(name, 0.0) for node in nodes)
-        if need > max(there, limits.get(name, 0.0)) + EPSILON:
-            raise RaypackError(
-                f"topology.workers = {topology.workers} need {need:g} {name} ({each:g} each), the Ray cluster has "
-                f"{there:g}: lower topology.workers or topology.{name.lower()}s_per_worker, or add nodes"
-            )
+        there = sum(node.get(name, 0.0) for node in nodes)
+        if topology.workers * each > max(there, limits.get(name, 0.0)) + EPSILON:
+            raise _too_small(topology, name, there, "the Ray cluster")
     fitting = workers_that_fit(bundle, nodes)
     if fitting < topology.workers and not limits:
         wanted = " and ".join(f"{each:g} {name}" for name, each in bundle.items() if each)
@@ -78,6 +93,14 @@ def check_resources(topology: TopologySection) -> None:
             f"topology.workers = {topology.workers} of {wanted} on one node each: the nodes of the Ray cluster hold "
             f"{fitting} of them; lower topology.workers or what a worker asks for, or add nodes"
         )
+
+
+def _too_small(topology: TopologySection, name: str, there: float, where: str) -> RaypackError:
+    each = topology.cpus_per_worker if name == "CPU" else topology.gpus_per_worker
+    return RaypackError(
+        f"topology.workers = {topology.workers} need {topology.workers * each:g} {name} ({each:g} each), {where} has "
+        f"{there:g}: lower topology.workers or topology.{name.lower()}s_per_worker, or give more machines"
+    )
 
 
 def workers_that_fit(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
