@@ -68,7 +68,8 @@ from tests.planning_cases import CLUSTER, MODEL, lengths
 
 for sync in ("step", "layer"):
     cluster = CLUSTER.model_copy(update={"sync": sync})
-    print(make_plan(Samples.of_lengths(lengths(5, 60)), Topology((4, 4)), cluster, MODEL, "joint", budget=300).digest.hex())
+    plan = make_plan(Samples.of_lengths(lengths(5, 60)), Topology((4, 4)), cluster, MODEL, "joint", budget=300)
+    print(plan.digest.hex())
 assert not {"torch", "ray"} & set(sys.modules), "planning must not import torch or ray"
 """
 

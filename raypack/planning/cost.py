@@ -71,7 +71,11 @@ class Costs:
 
     @cached_property
     def sparse_layers(self) -> int:
-        return len(self.model.kinds) - self.full_layers
+        return self.model.kinds.count("S")
+
+    @cached_property
+    def linear_layers(self) -> int:
+        return self.model.kinds.count("L")
 
     @cached_property
     def matmul_rate(self) -> float:
@@ -87,6 +91,25 @@ class Costs:
         """Seconds of one token's projections and feed-forward in one layer, all passes of a step."""
         each, passes = token_flops(self.model), PASSES[recompute]
         return (passes.projections * each.projections + passes.feed_forward * each.feed_forward) / self.matmul_rate
+
+    def recurrence_seconds(self, recompute: str) -> float:
+        """Seconds of one token in an L layer besides projections and feed-forward, all passes of a step."""
+        each = token_flops(self.model)
+        return PASSES[recompute].attention * (each.recurrence + each.chunk) / self.matmul_rate
+
+    def state_bytes(self, recompute: str) -> int:
+        """Bytes that one slot of an L layer sends to one other rank in a step: states (and gates) forward and in each
+        replay, gradients of states backward; never below fp32."""
+        model = self.model
+        state = model.kv_heads * model.head_dim**2
+        gates = model.kv_heads * model.head_dim if model.linear_decay == "gate" else 0
+        forwards = PASSES[recompute].exchange - 1
+        return max(4, self.itemsize) * (forwards * (state + gates) + state)
+
+    @cached_property
+    def state_calls(self) -> int:
+        """Collectives of an L layer and direction: the gather of states, and the convolution's halo."""
+        return 1 + (self.model.linear_conv > 0)
 
     def attention_seconds(self, recompute: str) -> float:
         """Seconds of one query-key pair over all heads in one layer, all passes of a step."""

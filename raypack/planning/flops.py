@@ -40,12 +40,19 @@ def _capped_sum(n: np.ndarray, cap: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TokenFlops:
-    """Forward FLOPs of one token in one layer (`head`: in the output head, once) and of one query-key pair."""
+    """Forward FLOPs of one token in one layer (`head`: in the output head, once) and of one query-key pair.
+
+    Attributes:
+        recurrence: of an L layer besides its projections: state update and read, gates, convolution.
+        chunk: what the chunked form adds to it, pairs inside chunks; no model FLOPs, since it depends on the chunk.
+    """
 
     projections: int
     feed_forward: int
     head: int
     pair: int
+    recurrence: int
+    chunk: int
 
     @property
     def layer(self) -> int:
@@ -54,6 +61,10 @@ class TokenFlops:
 
 def token_flops(model: ModelConfig) -> TokenFlops:
     """Projections Q, K, V and O; SwiGLU of the active experts (three products each) and the router; Q K and A V."""
+    dim, linear = model.head_dim, 2 * model.head_dim**2 * (model.heads + model.kv_heads)
+    linear += 2 * model.linear_conv * (model.heads + 2 * model.kv_heads) * dim
+    if model.linear_decay == "gate":
+        linear += 2 * model.linear_gate_rank * (model.width + model.kv_heads * dim)
     head_columns = 2 * model.heads + 2 * model.kv_heads
     hidden = model.ffn_width
     router = 0
@@ -65,21 +76,24 @@ def token_flops(model: ModelConfig) -> TokenFlops:
         feed_forward=6 * model.width * hidden + router,
         head=2 * model.width * model.vocabulary,
         pair=4 * model.heads * model.head_dim,
+        recurrence=linear,
+        chunk=2 * model.heads * dim * (model.linear_chunk + 1),
     )
 
 
 def train_flops(model: ModelConfig, lengths: ArrayLike) -> dict[str, np.ndarray]:
-    """Forward and backward FLOPs of each document by kind: full, window, projections, feed_forward, head.
+    """Forward and backward FLOPs of each document by kind: full, window, linear, projections, feed_forward, head.
 
     Each value has the shape of `lengths` (float64). Replays are no model FLOPs and are not counted.
     """
     n = np.asarray(lengths, dtype=np.float64)
     each = token_flops(model)
-    full_layers, layers = model.kinds.count("F"), len(model.kinds)
+    count, layers = model.kinds.count, len(model.kinds)
     window = window_pairs(lengths, model.window, model.sinks).astype(np.float64)
     return {
-        "full": TRAIN_PASSES * full_layers * each.pair * causal_pairs(lengths).astype(np.float64),
-        "window": TRAIN_PASSES * (layers - full_layers) * each.pair * window,
+        "full": TRAIN_PASSES * count("F") * each.pair * causal_pairs(lengths).astype(np.float64),
+        "window": TRAIN_PASSES * count("S") * each.pair * window,
+        "linear": TRAIN_PASSES * count("L") * each.recurrence * n,
         "projections": TRAIN_PASSES * layers * each.projections * n,
         "feed_forward": TRAIN_PASSES * layers * each.feed_forward * n,
         "head": TRAIN_PASSES * each.head * n,

@@ -66,7 +66,7 @@ def list_schedule(
             load[at : at + width] += value
         if width == 1:
             mine = chosen[items]
-            even_out(mine, seconds[items], load)
+            even_out(mine, seconds[items], load, first)
             chosen[items] = mine
         start = end
     return chosen
@@ -74,6 +74,8 @@ def list_schedule(
 
 def first_fit(sizes: Sequence[int], capacity: int) -> list[int]:
     """Bin of each size, first fit in the given order; every size must fit alone."""
+    if sum(sizes) <= capacity:
+        return [0] * len(sizes)
     bins: list[int] = []
     where = []
     for size in sizes:
@@ -88,20 +90,20 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[int]:
     return where
 
 
-def even_out(rank: np.ndarray, seconds: np.ndarray, load: np.ndarray) -> None:
+def even_out(rank: np.ndarray, seconds: np.ndarray, load: np.ndarray, allowed: np.ndarray) -> None:
     """Move and swap one-rank items between the busiest rank and the idlest ones while that lowers the busiest.
 
     Args:
         rank, seconds: of each item; `rank` is updated in place.
         load: seconds of each rank, items included; updated in place.
+        allowed: ranks that items may be on.
     """
-    count = len(load)
     for _ in range(SWAPS):
-        busiest = int(load.argmax())
-        idle = np.argsort(load, kind="stable")[: min(PARTNERS, count - 1)]
+        order = allowed[np.argsort(load[allowed], kind="stable")]
+        busiest, idle = int(order[-1]), order[: min(PARTNERS, len(order) - 1)]
         mine = np.flatnonzero(rank == busiest)
         theirs = np.flatnonzero(np.isin(rank, idle))
-        if not len(mine) or not len(idle) or busiest in idle:
+        if not len(mine) or not len(idle):
             return
         # One more column stands for giving an item away without taking one back.
         partner = np.concatenate([rank[theirs], idle])

@@ -6,18 +6,20 @@ The shards are those of `parallel.layout` (a test compares them); computed here 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
 from raypack.planning.cost import PASSES, Costs
+from raypack.planning.gathers import gather_keys, gather_states
 from raypack.planning.grid import Grid, grid, spread, unions
 from raypack.planning.plan import ATTENTIONS
 from raypack.planning.table import RoundTable
 
-SITES = ("full_in", "full_out", "kv_gather", "sparse_in", "sparse_out")
+SITES = ("full_in", "full_out", "kv_gather", "sparse_in", "sparse_out", "state_gather")
+KV_GATHER = ATTENTIONS.index("kv_gather")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class RoundLoad:
         full: attention of a full layer, launches included.
         window: attention of a sparse layer, launches included.
         linear: projections and feed-forward of any layer.
+        recurrent: what an L layer adds to that: its recurrence, and the gather of states (as if nothing hid it).
         full_exchange, sparse_exchange: all-to-alls of a full / sparse layer, bytes only.
         full_latency, sparse_latency: the same, latencies only.
         tokens: child tokens (count).
@@ -39,6 +42,7 @@ class RoundLoad:
     full: np.ndarray
     window: np.ndarray
     linear: np.ndarray
+    recurrent: np.ndarray
     full_exchange: np.ndarray
     sparse_exchange: np.ndarray
     full_latency: np.ndarray
@@ -67,6 +71,9 @@ class _Groups:
     high: np.ndarray
     edge: np.ndarray
 
+    def select(self, mask: np.ndarray) -> _Groups:
+        return self if mask.all() else _Groups(*(getattr(self, field.name)[mask] for field in fields(self)))
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -87,25 +94,40 @@ def load_round(rows: RoundTable, topology: Topology, costs: Costs, recompute: st
     """
     if len(rows) and ATTENTIONS[int(rows.attention.max())] == "hsap":
         raise RaypackError("attention = 'hsap': the cost model does not cover it; use ulysses or kv_gather")
-    world, where = topology.world, grid(topology)
+    world, where, passes = topology.world, grid(topology), PASSES[recompute]
     groups, edges, tokens = _streams(rows, costs, world)
     children = _child_groups(groups)
     layers = {"full": costs.full_layers, "sparse": costs.sparse_layers}
+    stay = (groups.attention == KV_GATHER) & (groups.child_width > 1)
     seconds, held, sent = {}, {}, {}
-    for kind, part in (("full", groups), ("sparse", children)):
+    for kind, part in (("full", groups.select(~stay)), ("sparse", children)):
         pairs = part.pairs if kind == "full" else part.window_pairs
-        compute, held[kind], exchange, bytes_ = _side(part, pairs, edges, where, costs, kind)
-        calls = _launches(part, world) * PASSES[recompute].exchange * costs.cluster.launch_seconds
+        compute, kept, exchange, bytes_ = _side(part, pairs, edges, where, costs, kind)
+        calls = _launches(part if kind == "sparse" else groups, world) * passes.exchange * costs.cluster.launch_seconds
         seconds[kind] = compute * costs.attention_seconds(recompute) + calls
-        seconds[f"{kind}_exchange"] = exchange * PASSES[recompute].exchange
-        seconds[f"{kind}_latency"] = _latency(part, where, costs) * 2 * PASSES[recompute].exchange
-        times = layers[kind] * PASSES[recompute].exchange
+        seconds[f"{kind}_exchange"] = exchange * passes.exchange
+        seconds[f"{kind}_latency"] = _latency(part, where, costs) * 2 * passes.exchange
+        held[kind] = kept * (layers[kind] > 0)
+        times = layers[kind] * passes.exchange
         sent.update({site: (intra * times, inter * times) for site, (intra, inter) in bytes_.items()})
+    recurrent = tokens * costs.recurrence_seconds(recompute)
+    if stay.any():
+        keys = gather_keys(_gather_blocks(rows, groups.select(stay), edges, where), where, costs, recompute)
+        seconds["full"] += keys.pairs * costs.attention_seconds(recompute)
+        seconds["full_exchange"] += keys.seconds
+        seconds["full_latency"] += keys.latency
+        held["full"] += keys.held / costs.held_heads * (layers["full"] > 0)
+        sent["kv_gather"] = (layers["full"] * keys.intra, layers["full"] * keys.inter)
+    if costs.linear_layers:
+        states = gather_states(children.child_first, children.child_width, where, costs, recompute)
+        recurrent += states.seconds + states.latency
+        sent["state_gather"] = (costs.linear_layers * states.intra, costs.linear_layers * states.inter)
     first, end = unions(groups.parent_first, groups.parent_width)
     return RoundLoad(
         full=seconds["full"],
         window=seconds["sparse"],
         linear=tokens * costs.layer_seconds(recompute),
+        recurrent=recurrent,
         full_exchange=seconds["full_exchange"],
         sparse_exchange=seconds["sparse_exchange"],
         full_latency=seconds["full_latency"],
@@ -220,6 +242,19 @@ def _hold(groups: _Groups, edges: np.ndarray, where: Grid) -> _Held:
     return _Held(group, rank, own, node, groups.tokens[group] - node)
 
 
+def _gather_blocks(
+    rows: RoundTable, groups: _Groups, edges: np.ndarray, where: Grid
+) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+    """The blocks of kv_gather documents, as `gather_keys` takes them."""
+    held, blocks = _hold(groups, edges, where), {}
+    for first, width in sorted(set(zip(groups.child_first.tolist(), groups.child_width.tolist(), strict=True))):
+        mine = (groups.child_first[held.group] == first) & (groups.child_width[held.group] == width)
+        own = np.bincount(held.rank[mine] - first, held.own[mine], width).astype(np.int64)
+        inside = (rows.attention == KV_GATHER) & (rows.child_first == first) & (rows.child_width == width)
+        blocks[first, width] = (rows.length[inside], own)
+    return blocks
+
+
 def _side(
     groups: _Groups, pairs: np.ndarray, edges: np.ndarray, where: Grid, costs: Costs, kind: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -227,16 +262,12 @@ def _side(
     world = len(where.node)
     held = _hold(groups, edges, where)
     queries, into, share, into_node, queries_node, into_all = _weights(groups, held, where, costs)
-    gathers = groups.attention[held.group] == ATTENTIONS.index("kv_gather")
 
     def at_rank(values: np.ndarray) -> np.ndarray:
         return np.bincount(held.rank, values, world)
 
     compute = at_rank(pairs[held.group] * share)
-    # With kv_gather the queries of a rank are those of its own tokens.
-    own_queries = np.where(gathers, costs.model.heads * held.own, 0)
-    kept = at_rank(groups.tokens[held.group] * into + own_queries) / costs.held_heads
-    queries_all = np.where(gathers, 0, costs.model.heads)
+    kept = at_rank(groups.tokens[held.group] * into) / costs.held_heads
     inward = (
         held.own * (into_node - into),
         held.own * (into_all - into_node),
@@ -247,15 +278,12 @@ def _side(
         queries * (held.node - held.own),
         queries * held.others,
         held.own * (queries_node - queries),
-        held.own * (queries_all - queries_node),
+        held.own * (costs.model.heads - queries_node),
     )
     exchange = np.zeros(world)
     sent: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    sites = {f"{kind}_in": (inward, ~gathers), f"{kind}_out": (outward, ~gathers)}
-    if gathers.any():
-        sites["kv_gather"] = (inward, gathers)
-    for site, (parts, mask) in sites.items():
-        out_intra, out_inter, in_intra, in_inter = (at_rank(part * mask) * costs.head_bytes for part in parts)
+    for site, parts in ((f"{kind}_in", inward), (f"{kind}_out", outward)):
+        out_intra, out_inter, in_intra, in_inter = (at_rank(part) * costs.head_bytes for part in parts)
         intra = np.maximum(out_intra, in_intra) / costs.cluster.intra_rate
         inter = np.maximum(out_inter, in_inter) / costs.cluster.inter_rate
         exchange += np.maximum(intra, inter)

@@ -103,8 +103,9 @@ def objective(state: State) -> float:
 def _round_seconds(state: State, number: int) -> float:
     """A round that all ranks enter and leave together."""
     packs = state.packs(number)
-    if state.problem.lockstep:
-        return float((packs.full + packs.exchange).max() + packs.cheap.max())
+    if state.problem.lockstep and len(packs.first):
+        fixed = state.problem.costs.cluster.round_seconds
+        return float((packs.full + packs.exchange).max() + packs.cheap.max()) + fixed
     return float(packs.seconds.max())
 
 
@@ -176,7 +177,8 @@ def _round_values(
     before = np.concatenate([np.zeros((state.rounds, 1)), np.cumsum(seconds, axis=1)], axis=1)
     grown = (full + cheap + exchange) * (end - first) - (before[number, end] - before[number, first])
     if state.problem.lockstep:
-        most_full = np.array([(p.full + p.exchange).max() for p in packs])[number]
+        fixed = state.problem.costs.cluster.round_seconds
+        most_full = np.array([(p.full + p.exchange).max() for p in packs])[number] + fixed
         most_cheap = np.array([p.cheap.max() for p in packs])[number]
         mine = np.maximum(most_full, full + exchange) + np.maximum(most_cheap, cheap)
     else:

@@ -9,11 +9,12 @@ from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
 from raypack.planning.children import repack_table
 from raypack.planning.cost import ITEMSIZE, Costs
+from raypack.planning.evaluate import check_cap, load_rounds
 from raypack.planning.joint import joint_table
 from raypack.planning.parents import repack_parents_table
-from raypack.planning.plan import POLICIES, RECOMPUTES, Plan
+from raypack.planning.plan import POLICIES, RECOMPUTES, Plan, check_plan
 from raypack.planning.problem import Problem
-from raypack.planning.table import Samples, Table
+from raypack.planning.table import Samples, Table, table_of
 from raypack.planning.uniform import dynamic_table, static_table
 
 DEFAULT_BUDGET = 10_000
@@ -57,6 +58,44 @@ def make_plan(
     problem = Problem(samples.canonical(), topology, costs, cluster.sync, longest, recompute, budget)
     problem.check_fits()
     return best_table(problem, policy).to_plan(topology, policy, step)
+
+
+def repack_plan(
+    plan: Plan,
+    cluster: ClusterConfig,
+    model: ModelConfig,
+    policy: str,
+    *,
+    budget: int = DEFAULT_BUDGET,
+    itemsize: int = ITEMSIZE,
+) -> Plan:
+    """Repack the given packs of a plan made elsewhere, and never return anything slower.
+
+    Args:
+        policy: `repack` keeps every sample's parent and round and chooses its child; `repack+parents` also changes who
+            shares which of the plan's packs.
+
+    Raises:
+        RaypackError: another policy, an illegal plan, rounds that differ in `recompute`, another attention than
+            ulysses, a plan over the cap.
+    """
+    if policy not in ("repack", "repack+parents"):
+        raise RaypackError(f"policy = {policy!r}: given packs take repack or repack+parents; make_plan takes all")
+    check_plan(plan)
+    if len({r.recompute for r in plan.rounds}) > 1 or any(p.attention != "ulysses" for p in plan.placements):
+        raise RaypackError("a plan to repack needs one recompute in all rounds and attention = 'ulysses' throughout")
+    costs = Costs(model, cluster, itemsize)
+    given = table_of(plan)
+    problem = Problem(
+        given.samples.canonical(), plan.topology, costs, cluster.sync, 0, plan.rounds[0].recompute, budget
+    )
+    base = given.canonical()
+    check_cap(load_rounds(base, plan.topology, costs), costs)
+    table = repack_table(problem, base)
+    if policy == "repack+parents":
+        table = repack_parents_table(problem, base, table)
+    made = table.to_plan(plan.topology, policy)
+    return made.at(plan.step, plan.before, plan.after)
 
 
 def best_table(problem: Problem, policy: str) -> Table:

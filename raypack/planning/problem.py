@@ -101,6 +101,8 @@ class Problem:
         child_width: np.ndarray,
     ) -> Table:
         """A candidate from one entry per sample; empty rounds are dropped."""
+        inside = (child_first >= parent_first) & (child_first + child_width <= parent_first + parent_width)
+        assert inside.all(), "a child outside its parent"
         rounds = int(round_.max()) + 1
         attention = np.full(len(round_), ULYSSES, dtype=np.int64)
         columns = (round_, parent_first, parent_width, child_first, child_width)

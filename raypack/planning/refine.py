@@ -16,6 +16,9 @@ SAMPLES_PER_RANK = 12
 SPARE_ROUNDS = 1
 """Empty rounds that the search may use before and after those of the plan."""
 
+FEW, FEW_STARTS, STARTS = 12, 4, 2
+"""With so few samples a search soon sees all that it will, and several of them see more."""
+
 Rules = Callable[[State], Callable[[int], Candidates]]
 
 
@@ -24,11 +27,10 @@ def worth_searching(problem: Problem) -> bool:
     return problem.budget > 0 and len(problem.lengths) <= SAMPLES_PER_RANK * problem.topology.world
 
 
-def refine(
-    problem: Problem, table: Table, rules: Rules, *, starts: int = 2, spare: int = SPARE_ROUNDS
-) -> tuple[Table, float]:
-    """The best plan that the budget finds from `table`, and its seconds; `starts` searches share the budget."""
+def refine(problem: Problem, table: Table, rules: Rules, *, spare: int = SPARE_ROUNDS) -> tuple[Table, float]:
+    """The best plan that the budget finds from `table`, and its seconds; several searches share the budget."""
     best, best_seconds = table, problem.judge(table)
+    starts = FEW_STARTS if len(problem.lengths) <= FEW else STARTS
     for seed in range(starts):
         state = State.of(problem, table, table.rounds + 2 * spare, spare)
         found, seconds = improve(state, rules(state), Budget(problem.budget // starts), seed)

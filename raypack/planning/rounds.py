@@ -32,12 +32,13 @@ def stack_rounds(
     """
     rounds = np.empty(len(first), dtype=np.int64)
     order = np.lexsort((np.arange(len(first)), first, -widths))
+    capacities = {int(w): capacity(problem, int(w)) for w in np.unique(widths)}
     edges = np.flatnonzero(np.diff(first[order], prepend=-1) | np.diff(widths[order], prepend=-1))
     for start, end in pairwise([*edges.tolist(), len(order)]):
         items = order[start:end]
         width, at = int(widths[items[0]]), int(first[items[0]])
         base = int(depth[at : at + width].max())
-        bins = first_fit(lengths[items].tolist(), capacity(problem, width))
+        bins = first_fit(lengths[items].tolist(), capacities[width])
         rounds[items] = base + np.array(bins)
         depth[at : at + width] = base + max(bins) + 1
     return rounds

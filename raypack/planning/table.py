@@ -51,9 +51,14 @@ class Samples:
         n = _integers(lengths, "lengths")
         return cls(np.arange(len(n)), n, np.maximum(n - 1, 0))
 
+    @property
+    def order(self) -> np.ndarray:
+        """Indices that sort longest first, then by id: the planner's order, whatever order they came in."""
+        return np.lexsort((self.ids, -self.lengths))
+
     def canonical(self) -> Samples:
-        """Longest first, then by id: the planner's order, whatever order they came in."""
-        order = np.lexsort((self.ids, -self.lengths))
+        """The samples in the planner's order."""
+        order = self.order
         return Samples(self.ids[order], self.lengths[order], self.labels[order])
 
 
@@ -109,6 +114,12 @@ class Table:
             self.child_width[rows],
             self.attention[rows],
         )
+
+    def canonical(self) -> Table:
+        """The same plan, rows in the planner's order of samples."""
+        order = self.samples.order
+        names = ("round", "parent_first", "parent_width", "child_first", "child_width", "attention")
+        return replace(self, samples=self.samples.canonical(), **{name: getattr(self, name)[order] for name in names})
 
     def without_empty_rounds(self) -> Table:
         used, index = np.unique(self.round, return_inverse=True)
