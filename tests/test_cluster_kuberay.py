@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +125,35 @@ def test_an_evicted_pod_has_time_to_drain() -> None:
     deadline = int(re.search(r"--deadline-remaining-seconds (\d+)", script)[1])
     waits = int(re.search(r"timeout (\d+)", script)[1])
     assert deadline <= waits < pod["terminationGracePeriodSeconds"] <= 120
+
+
+HOOK = """
+mkdir -p "$1"; printf '#!/bin/sh\\necho "$@" > %s/asked\\n' "$1" > "$1/ray"; chmod +x "$1/ray"; PATH="$1:$PATH"
+/bin/bash -c "$2" || exit 10
+test ! -e "$1/asked" || exit 11
+bash -c 'exec -a ray::RayTrainWorker.poll sleep 2' &
+/bin/bash -c "$2" || exit 12
+kill -0 $! 2>/dev/null && exit 13
+cat "$1/asked"
+"""
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() != 0 or not (shutil.which("unshare") and shutil.which("pgrep")),
+    reason="needs root, unshare and pgrep",
+)
+def test_the_hook_of_an_evicted_pod_drains_and_waits_for_its_workers_only(tmp_path: Path) -> None:
+    _, gpu = _groups()
+    script = gpu["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    pod = tmp_path / "pod.sh"  # a file: the text on a command line would itself match the worker's name
+    pod.write_text(HOOK, encoding="utf-8")
+    # In a process namespace of its own, as in a pod: other tests' workers do not count.
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", str(pod), str(tmp_path / "bin"), script],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert "drain-node --reason DRAIN_NODE_REASON_PREEMPTION" in done.stdout
 
 
 def test_image_ray_and_torch_are_the_locked_ones() -> None:
