@@ -193,3 +193,15 @@ def test_docs_table_is_the_declarations() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert metrics.table() in text, "run `make dashboards`"
     assert metrics.label_table() in text, "run `make dashboards`"
+
+
+def test_a_thousand_steps_leave_the_series_count_constant() -> None:
+    exporter = Exporter("a")
+    counts = []
+    for step in range(1000):
+        changes = {"parent_widths": {1 << step % 4: 1}, "heldout_loss": 2.0, "expert_load": 1.0, "learning_rate": 1e-3}
+        exporter.update(record(step, world=4).model_copy(update=changes), replayed=False)
+        if step in (10, 999):
+            counts.append(len(scrape(exporter)))
+    assert counts[0] == counts[1]
+    assert counts[1] < 300
