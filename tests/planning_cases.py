@@ -31,8 +31,9 @@ MODEL = ModelConfig(name="test", layers=4, width=64, heads=7, kv_heads=7, head_d
 def models(draw: st.DrawFn) -> ModelConfig:
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 3))
-    pattern = draw(st.sampled_from(["FSSS", "FS", "F", "S"]))
-    return MODEL.model_copy(update={"heads": heads, "kv_heads": kv_heads, "pattern": pattern})
+    pattern = draw(st.sampled_from(["FSSS", "FS", "F", "S", "LLLF", "L", "FSL"]))
+    linear = {"linear_decay": draw(st.sampled_from(["head", "gate"])), "linear_conv": draw(st.sampled_from([0, 4]))}
+    return MODEL.model_copy(update={"heads": heads, "kv_heads": kv_heads, "pattern": pattern, **linear})
 
 
 @st.composite

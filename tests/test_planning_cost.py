@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.errors import RaypackError
+from raypack.parallel.kv_gather import plan_gather
 from raypack.parallel.layout import Layout, head_share
+from raypack.parallel.state import plan_states
 from raypack.parallel.topology import Block
 from raypack.planning.clock import pack_seconds, run_clock
 from raypack.planning.cost import PASSES, Costs
@@ -58,7 +60,8 @@ def brute_bytes(plan: Plan, model: ModelConfig, itemsize: int) -> dict[tuple[str
                 for index, tokens in zip(segments.placement.tolist(), segments.lengths.tolist(), strict=True):
                     placement = each.placements[index]
                     block = placement.parent if kind == "full" else placement.child
-                    gathers = kind == "full" and placement.attention == "kv_gather"
+                    if kind == "full" and placement.attention == "kv_gather":
+                        continue
                     share = head_share(model.heads, model.kv_heads, block.width)
                     for other in range(block.first, block.end):
                         if other == rank:
@@ -66,14 +69,34 @@ def brute_bytes(plan: Plan, model: ModelConfig, itemsize: int) -> dict[tuple[str
                         lo, hi, kv_lo, kv_hi = share[other - block.first]
                         scope = "intra" if topology.node_of[other] == topology.node_of[rank] else "inter"
                         back = "inter" if scope == "inter" else "intra"
-                        if gathers:
-                            sites = {"kv_gather": 2 * model.kv_heads}
-                        else:
-                            sites = {f"{kind}_in": hi - lo + 2 * (kv_hi - kv_lo), f"{kind}_out": hi - lo}
+                        sites = {f"{kind}_in": hi - lo + 2 * (kv_hi - kv_lo), f"{kind}_out": hi - lo}
                         for site, heads in sites.items():
                             key = (site, back if site.endswith("out") else scope)
                             total[key] = total.get(key, 0) + tokens * heads * times
+        for key, size in gathered_bytes(layout, model, PASSES[each.recompute].exchange, itemsize).items():
+            total[key] = total.get(key, 0) + size
     return {key: value for key, value in total.items() if value}
+
+
+def gathered_bytes(layout: Layout, model: ModelConfig, passes: int, itemsize: int) -> dict[tuple[str, str], int]:
+    """The gathers of a round, by the plans that the layers themselves use."""
+    topology, total = layout.topology, {}
+    wide = max(4, itemsize)
+    state = model.kv_heads * model.head_dim**2
+    gates = model.kv_heads * model.head_dim * (model.linear_decay == "gate")
+    for rank in range(topology.world):
+        states = plan_states(layout, rank, layout.segments(rank))
+        size = wide * len(states.widths) * (state * passes + gates * (passes - 1)) * model.kinds.count("L")
+        sends = [("state_gather", states.block, size)]
+        keys = plan_gather(layout, rank)
+        for block in keys.blocks if keys is not None else ():
+            rows = block.longest * 2 * model.kv_heads * model.head_dim * itemsize
+            sends.append(("kv_gather", block.block, rows * passes * model.kinds.count("F")))
+        for op, block, sent in sends:
+            for other in set(range(block.first, block.end)) - {rank}:
+                scope = "intra" if topology.node_of[other] == topology.node_of[rank] else "inter"
+                total[op, scope] = total.get((op, scope), 0) + sent
+    return total
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,8 +196,32 @@ def test_lasp2h_gather_gives_the_last_rank_most_of_the_pairs() -> None:
     costs = Costs(MODEL, CLUSTER)
     plan = Plan((4,), (Round((Placement(0, 400, Block(0, 4), Block(0, 4), 0, "kv_gather"),)),))
     load = load_rounds(table_of(plan), plan.topology, costs)[0]
-    whole = causal_pairs([400])[0] * costs.attention_seconds("none")
-    assert load.full[3] - load.full[0] == pytest.approx(whole * (7 - 1) / 16)
+    quarters = np.diff(causal_pairs([0, 100, 200, 300, 400])) * costs.attention_seconds("none")
+    assert load.full - load.full[0] == pytest.approx(quarters - quarters[0])
+    assert quarters[3] / quarters.sum() == pytest.approx(7 / 16, rel=0.005)
+
+
+def test_gathered_keys_leave_work_where_the_queries_are() -> None:
+    """Four documents of 100 tokens on four ranks: one each, so all do the same; no rank does 7/16 of the pairs."""
+    costs = Costs(MODEL, CLUSTER)
+    placements = tuple(Placement(i, 100, Block(0, 4), Block(0, 4), 0, "kv_gather") for i in range(4))
+    load = load_rounds(table_of(Plan((4,), (Round(placements),))), Plan((4,), ()).topology, costs)[0]
+    assert load.full == pytest.approx(causal_pairs([100])[0] * costs.attention_seconds("none") + 2e-6)
+
+
+def test_states_of_a_linear_layer_cost_the_same_for_any_number_of_tokens() -> None:
+    model = MODEL.model_copy(update={"pattern": "L"})
+    costs = Costs(model, CLUSTER)
+    sent = set()
+    for tokens in (100, 10_000):
+        plan = Plan((2, 2), (Round((Placement(0, tokens, Block(0, 4), Block(0, 4), 0),)),))
+        (load,) = load_rounds(table_of(plan), plan.topology, costs)
+        gathered = load.recurrent - load.tokens * costs.recurrence_seconds("none")
+        sent.add((*np.round(gathered, 12).tolist(), *(int(x[0]) for x in load.sent["state_gather"])))
+    (row,) = sent
+    state = 4 * 7 * 16 * 16 * 2  # fp32, forward and backward
+    assert row[-2:] == (4 * state, 4 * 2 * state)  # 4 layers; one rank on the same node, two on the other
+    assert row[0] == pytest.approx(2 * state / CLUSTER.inter_rate + 2 * CLUSTER.inter_latency)
 
 
 def test_an_attention_without_a_cost_is_refused() -> None:

@@ -47,7 +47,8 @@ class PackSeconds:
 def cheap_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
     """Everything of a round but full attention and its exchanges, on every rank."""
     sparse = load.window + load.sparse_exchange + load.sparse_latency
-    return costs.sparse_layers * sparse + len(costs.model.kinds) * load.linear
+    own = costs.sparse_layers * sparse + costs.linear_layers * load.recurrent
+    return own + len(costs.model.kinds) * load.linear
 
 
 def pack_seconds(load: RoundLoad, costs: Costs) -> PackSeconds:
@@ -107,6 +108,7 @@ def _layer_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs,
             at_pack[a:b] = load.full[a:b].max() + exchange
             clock[a:b] += costs.cluster.round_seconds
         sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
+        alone = {"S": sparse, "L": load.linear + load.recurrent}
         for kind in costs.model.kinds:
             if sync == "node":
                 clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
@@ -120,5 +122,5 @@ def _layer_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs,
                 for a, b in packs:
                     clock[a:b] = clock[a:b].max() + at_pack[a:b]
             else:
-                clock = clock + sparse
+                clock = clock + alone[kind]
     return float(clock.max())

@@ -97,6 +97,11 @@ class Costs:
         each = token_flops(self.model)
         return PASSES[recompute].attention * (each.recurrence + each.chunk) / self.matmul_rate
 
+    def token_seconds(self, recompute: str) -> float:
+        """Seconds of one token in all layers but for attention, all passes of a step."""
+        every = len(self.model.kinds) * self.layer_seconds(recompute)
+        return every + self.linear_layers * self.recurrence_seconds(recompute)
+
     def state_bytes(self, recompute: str) -> int:
         """Bytes that one slot of an L layer sends to one other rank in a step: states (and gates) forward and in each
         replay, gradients of states backward; never below fp32."""
@@ -137,7 +142,7 @@ class Costs:
         """Heads by rank of a block of `width`.
 
         `ulysses` splits heads evenly. `kv_gather` (LASP-2H) gives every rank all K and V and leaves queries where they
-        are: of c ranks, number i computes (2 i + 1) / c^2 of the causal pairs.
+        are: of c ranks that hold one document, number i computes (2 i + 1) / c^2 of the causal pairs.
         """
         key = (attention, width)
         if key not in self._weights:
@@ -145,7 +150,7 @@ class Costs:
         return self._weights[key]
 
     def _head_weights(self, attention: str, width: int) -> HeadWeights:
-        if attention == "kv_gather":
+        if attention == "kv_gather" and width > 1:
             copied = np.full(width, 2 * self.model.kv_heads, dtype=np.int64)
             share = (2 * np.arange(width) + 1) / width**2
             return HeadWeights(np.zeros(width, dtype=np.int64), copied, share)

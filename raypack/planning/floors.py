@@ -12,6 +12,7 @@ import numpy as np
 
 from raypack.parallel.topology import Block, Topology
 from raypack.planning.cost import PASSES, Costs
+from raypack.planning.gathers import gather_states
 from raypack.planning.grid import grid
 
 COEFFICIENTS = (
@@ -87,7 +88,7 @@ def coefficients(topology: Topology, costs: Costs, recompute: str, parent: Block
     above, below = costs.weights("ulysses", parent.width), costs.weights("ulysses", child.width)
     times_full = costs.full_layers * passes.exchange
     times_sparse = costs.sparse_layers * passes.exchange
-    linear = len(costs.model.kinds) * costs.layer_seconds(recompute)
+    linear = costs.token_seconds(recompute)
     full, sparse = _floor(topology, costs, parent, child), _floor(topology, costs, child, child)
     even = linear >= times_full * full.slope + times_sparse * sparse.slope
     latency = 0.0
@@ -95,6 +96,8 @@ def coefficients(topology: Topology, costs: Costs, recompute: str, parent: Block
         latency += 2 * times_full * _least_latency(costs, not topology.in_one_node(parent))
     if child.width > 1:
         latency += 2 * times_sparse * _least_latency(costs, crosses)
+        latency += costs.linear_layers * passes.exchange * costs.state_calls * _least_latency(costs, crosses)
+        latency += costs.linear_layers * _state_seconds(topology, costs, recompute, child)
     return (
         float(crosses),
         costs.full_layers * attention * float(above.share.max()),
@@ -105,9 +108,15 @@ def coefficients(topology: Topology, costs: Costs, recompute: str, parent: Block
         latency,
         times_full * full.intra + times_sparse * sparse.intra,
         times_full * full.inter + times_sparse * sparse.inter,
-        float(above.into.max()) / costs.held_heads,
-        float(below.into.max()) / costs.held_heads,
+        float(above.into.max()) / costs.held_heads * (costs.full_layers > 0),
+        float(below.into.max()) / costs.held_heads * (costs.sparse_layers > 0),
     )
+
+
+def _state_seconds(topology: Topology, costs: Costs, recompute: str, child: Block) -> float:
+    """Seconds of the bytes of one L layer's states on the child's busiest rank: a wider component only sends more."""
+    states = gather_states(np.array([child.first]), np.array([child.width]), grid(topology), costs, recompute)
+    return float(states.seconds.max())
 
 
 def _least_latency(costs: Costs, crosses: bool) -> float:

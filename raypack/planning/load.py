@@ -103,8 +103,9 @@ def load_round(rows: RoundTable, topology: Topology, costs: Costs, recompute: st
     for kind, part in (("full", groups.select(~stay)), ("sparse", children)):
         pairs = part.pairs if kind == "full" else part.window_pairs
         compute, kept, exchange, bytes_ = _side(part, pairs, edges, where, costs, kind)
-        calls = _launches(part if kind == "sparse" else groups, world) * passes.exchange * costs.cluster.launch_seconds
-        seconds[kind] = compute * costs.attention_seconds(recompute) + calls
+        calls = _launches(part, world) + (_launches(groups.select(stay), world) if kind == "full" else 0)
+        launches = calls * passes.exchange * costs.cluster.launch_seconds
+        seconds[kind] = compute * costs.attention_seconds(recompute) + launches
         seconds[f"{kind}_exchange"] = exchange * passes.exchange
         seconds[f"{kind}_latency"] = _latency(part, where, costs) * 2 * passes.exchange
         held[kind] = kept * (layers[kind] > 0)

@@ -83,14 +83,13 @@ def profile(topology: Topology, costs: Costs, recompute: str, parent: Block, chi
     rates = np.array([cluster.intra_rate, cluster.intra_rate, cluster.inter_rate, cluster.inter_rate])
     out = np.zeros((4, ROWS, parent.width))
     out[PER_TOKEN, TOKENS, inside] = 1 / child.width
-    out[PER_TOKEN, FULL_HELD] = above.into / costs.held_heads
-    out[PER_TOKEN, SPARSE_HELD, inside] = below.into / costs.held_heads
+    out[PER_TOKEN, FULL_HELD] = above.into / costs.held_heads * (costs.full_layers > 0)
+    out[PER_TOKEN, SPARSE_HELD, inside] = below.into / costs.held_heads * (costs.sparse_layers > 0)
     out[PER_PAIR, FULL] = costs.full_layers * attention * above.share
     scale = costs.head_bytes * passes.exchange / rates[:, None]
     out[PER_TOKEN, EXCHANGE] = costs.full_layers * scale * _sides(topology, costs, parent, child)
     sparse = (costs.sparse_layers * scale * _sides(topology, costs, child, child)).max(axis=0)
-    linear = len(costs.model.kinds) * costs.layer_seconds(recompute) / child.width
-    out[PER_TOKEN, CHEAP, inside] = linear + sparse
+    out[PER_TOKEN, CHEAP, inside] = costs.token_seconds(recompute) / child.width + sparse
     out[PER_WINDOW_PAIR, CHEAP, inside] = costs.sparse_layers * attention * below.share
     if child.width > 1:
         out[PER_SAMPLE, CHILDREN, inside] = 1.0 if topology.in_one_node(child) else CROSSING

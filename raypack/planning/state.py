@@ -126,7 +126,8 @@ class State:
     def cheap(self, load: np.ndarray) -> np.ndarray:
         """Cheap seconds with the latency of the child's collectives; rows first, ranks last."""
         costs = self.problem.costs
-        times = 2 * costs.sparse_layers * self.problem.passes.exchange
+        calls = 2 * costs.sparse_layers + costs.linear_layers * costs.state_calls
+        times = calls * self.problem.passes.exchange
         count = load[CHILDREN]
         latency = np.where(count > 0, costs.latency(False), 0.0)
         return load[CHEAP] + times * np.where(count >= CROSSING, costs.latency(True), latency)

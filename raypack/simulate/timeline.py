@@ -114,6 +114,7 @@ def _after_layers(
         full[a:b] = load.full[a:b].max() + (load.full_exchange[a:b] + load.full_latency[a:b]).max()
         clock[a:b] += costs.cluster.round_seconds
     sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
+    alone = {"S": sparse, "L": load.linear + load.recurrent}
     for kind in costs.model.kinds:
         if sync == "node":
             clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
@@ -127,7 +128,7 @@ def _after_layers(
             for a, b in packs:
                 clock[a:b] = clock[a:b].max() + full[a:b]
         else:
-            clock = clock + sparse
+            clock = clock + alone[kind]
     return clock
 
 
