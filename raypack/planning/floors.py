@@ -74,33 +74,41 @@ def _node_sizes(topology: Topology, block: Block) -> tuple[int, ...]:
     return (block.width,) if len(nodes) == 1 else tuple(topology.nodes[n] for n in nodes)
 
 
-def coefficients(topology: Topology, costs: Costs, recompute: str, parent: Block, child: Block) -> tuple[float, ...]:
-    """Whether the child crosses nodes (0 or 1), then COEFFICIENTS in order.
+def coefficients(
+    topology: Topology, costs: Costs, recompute: str, parent: Block, child: Block, *, gather: bool = False
+) -> tuple[float, ...]:
+    """Whether the child crosses nodes (0 or 1), then COEFFICIENTS in order; `gather`: full attention by kv_gather.
 
     Tokens' shards and what receivers get hang together. If a rank of the child holds a share m of the sample, the whole
     stream is so long that every rank of the child computes at least m x n tokens; against that, a receiver gets up to m
     x (ranks of its node) fewer tokens. Where a token computes longer than it travels (`slope`), lying evenly is best,
     and receivers' floors are those of even shards; else only receivers outside the child count.
+
+    With kv_gather the stream may put the document on any of the ranks: the busiest computes at least its even share.
     """
     passes = PASSES[recompute]
     attention = costs.attention_seconds(recompute)
     crosses = not topology.in_one_node(child)
     above, below = costs.weights("ulysses", parent.width), costs.weights("ulysses", child.width)
+    share, held = float(above.share.max()), float(above.into.max())
+    if gather:
+        share, held = 1 / parent.width, 2 * costs.model.kv_heads + costs.model.heads / parent.width
     times_full = costs.full_layers * passes.exchange
     times_sparse = costs.sparse_layers * passes.exchange
     linear = costs.token_seconds(recompute)
-    full, sparse = _floor(topology, costs, parent, child), _floor(topology, costs, child, child)
+    full = _keys_floor(topology, costs, parent) if gather else _floor(topology, costs, parent, child)
+    sparse = _floor(topology, costs, child, child)
     even = linear >= times_full * full.slope + times_sparse * sparse.slope
     latency = 0.0
     if parent.width > 1:
-        latency += 2 * times_full * _least_latency(costs, not topology.in_one_node(parent))
+        latency += (1 if gather else 2) * times_full * _least_latency(costs, not topology.in_one_node(parent))
     if child.width > 1:
         latency += 2 * times_sparse * _least_latency(costs, crosses)
         latency += costs.linear_layers * passes.exchange * costs.state_calls * _least_latency(costs, crosses)
         latency += costs.linear_layers * _state_seconds(topology, costs, recompute, child)
     return (
         float(crosses),
-        costs.full_layers * attention * float(above.share.max()),
+        costs.full_layers * attention * share,
         costs.sparse_layers * attention * float(below.share.max()),
         linear,
         times_full * (full.even if even else full.any),
@@ -108,7 +116,7 @@ def coefficients(topology: Topology, costs: Costs, recompute: str, parent: Block
         latency,
         times_full * full.intra + times_sparse * sparse.intra,
         times_full * full.inter + times_sparse * sparse.inter,
-        float(above.into.max()) / costs.held_heads * (costs.full_layers > 0),
+        held / costs.held_heads * (costs.full_layers > 0),
         float(below.into.max()) / costs.held_heads * (costs.sparse_layers > 0),
     )
 
@@ -166,3 +174,14 @@ def _floor(topology: Topology, costs: Costs, block: Block, child: Block) -> _Flo
         intra += sends_intra
         inter += sends_inter
     return _Floor(even, least, slope, intra, inter)
+
+
+def _keys_floor(topology: Topology, costs: Costs, block: Block) -> _Floor:
+    """The gather of K and V over a block: padding only adds to what the tokens themselves send."""
+    node = grid(topology).node[block.first : block.end]
+    near = np.bincount(node - node[0])[node - node[0]]
+    size = 2 * costs.model.kv_heads * costs.head_bytes
+    intra = float((near - 1).min()) * size / costs.cluster.intra_rate
+    inter = float((block.width - near).min()) * size / costs.cluster.inter_rate
+    least = max(intra, inter) / block.width
+    return _Floor(least, least, 0.0, intra, inter)

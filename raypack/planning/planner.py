@@ -124,6 +124,7 @@ class StepPlanner:
             longest=self.config.data.max_sample_tokens,
             recompute=self.config.train.recompute,
             itemsize=self.itemsize,
+            attention=self.config.plan.attention,
         )
 
     def _evaluate(self, plan: Plan) -> Evaluation:

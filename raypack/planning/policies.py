@@ -7,6 +7,7 @@ import numpy as np
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
+from raypack.planning.attention import gather_where_cheaper
 from raypack.planning.children import repack_table
 from raypack.planning.cost import ITEMSIZE, Costs
 from raypack.planning.evaluate import check_cap, load_rounds
@@ -17,6 +18,7 @@ from raypack.planning.problem import Problem
 from raypack.planning.table import Samples, Table, table_of
 from raypack.planning.uniform import dynamic_table, static_table
 
+CHOICES = ("ulysses", "kv_gather", "auto")
 DEFAULT_BUDGET = 10_000
 """Evaluations of local search where nothing else is said (`plan.budget` of a run)."""
 
@@ -33,6 +35,7 @@ def make_plan(
     longest: int = 0,
     recompute: str = "none",
     itemsize: int = ITEMSIZE,
+    attention: str = "ulysses",
 ) -> Plan:
     """Plan one step. Pure: the same plan for the same samples in any order, on any machine.
 
@@ -44,9 +47,11 @@ def make_plan(
         longest: longest sample that the run allows, tokens: fixes the width of `static`; 0 = longest of the step.
         recompute: of every round.
         itemsize: bytes of one exchanged number.
+        attention: of full layers: ulysses; kv_gather (then parent = child, so policies beyond `dynamic` give its plan);
+            auto, kv_gather where it is cheaper in the plan that ulysses gets.
 
     Raises:
-        RaypackError: an unknown policy or recompute, a negative budget, a sample that fits nowhere.
+        RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere.
     """
     if policy not in POLICIES:
         raise RaypackError(f"policy = {policy!r}: one of {', '.join(POLICIES)}")
@@ -54,10 +59,15 @@ def make_plan(
         raise RaypackError(f"recompute = {recompute!r}: one of {', '.join(RECOMPUTES)}")
     if budget < 0:
         raise RaypackError(f"budget = {budget}: must be 0 (plain greedy) or more evaluations")
-    costs = Costs(model, cluster, itemsize)
-    problem = Problem(samples.canonical(), topology, costs, cluster.sync, longest, recompute, budget)
+    if attention not in CHOICES:
+        raise RaypackError(f"attention = {attention!r}: one of {', '.join(CHOICES)}")
+    costs, forced = Costs(model, cluster, itemsize), "kv_gather" if attention == "kv_gather" else "ulysses"
+    problem = Problem(samples.canonical(), topology, costs, cluster.sync, longest, recompute, budget, forced)
     problem.check_fits()
-    return best_table(problem, policy).to_plan(topology, policy, step)
+    table = best_table(problem, "dynamic" if forced != "ulysses" and policy != "static" else policy)
+    if attention == "auto":
+        table = gather_where_cheaper(problem, table)
+    return table.to_plan(topology, policy, step)
 
 
 def repack_plan(

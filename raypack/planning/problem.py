@@ -29,6 +29,7 @@ class Problem:
         longest: the longest sample the run allows, tokens: fixes the width of `static`.
         recompute: of every round.
         budget: evaluations of local search; 0 = plain greedy.
+        attention: of all samples whose parent is wider than one rank.
     """
 
     samples: Samples
@@ -38,6 +39,7 @@ class Problem:
     longest: int
     recompute: str
     budget: int
+    attention: str = "ulysses"
 
     @property
     def lengths(self) -> np.ndarray:
@@ -45,8 +47,8 @@ class Problem:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """All parent and child widths."""
-        return shapes(self.topology, self.costs, self.recompute)
+        """All parent and child widths; kv_gather has equal ones only."""
+        return shapes(self.topology, self.costs, self.recompute, self.attention)
 
     @cached_property
     def equal_shapes(self) -> Shapes:
@@ -104,7 +106,7 @@ class Problem:
         inside = (child_first >= parent_first) & (child_first + child_width <= parent_first + parent_width)
         assert inside.all(), "a child outside its parent"
         rounds = int(round_.max()) + 1
-        attention = np.full(len(round_), ULYSSES, dtype=np.int64)
+        attention = np.where(parent_width > 1, ATTENTIONS.index(self.attention), ULYSSES)
         columns = (round_, parent_first, parent_width, child_first, child_width)
         whole = Table(self.samples, *columns, attention, (self.recompute,) * rounds)
         return whole.without_empty_rounds()

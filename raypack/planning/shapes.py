@@ -96,16 +96,23 @@ class Shapes:
         return self.need(lengths) <= self.costs.cluster.rank_tokens_max
 
 
-def shapes(topology: Topology, costs: Costs, recompute: str = "none") -> Shapes:
+def shapes(topology: Topology, costs: Costs, recompute: str = "none", attention: str = "ulysses") -> Shapes:
     """All legal (parent width, child width) of a topology.
 
     Where blocks of one width lie differently across nodes, each coefficient is the least over them, so that tables
-    stay a floor.
+    stay a floor. `attention` of full layers: `kv_gather` has parent = child only; `auto` takes the lesser of both in
+    each coefficient.
     """
-    rows = [
-        (parent, child, *np.min([coefficients(topology, costs, recompute, *pair) for pair in pairs], axis=0))
-        for (parent, child), pairs in sorted(variants(topology, costs).items())
-    ]
+    rows = []
+    for (parent, child), pairs in sorted(variants(topology, costs).items()):
+        equal = parent == child
+        kinds = [False] if parent == 1 or attention == "ulysses" or not equal else [True]
+        if attention == "kv_gather" and not equal:
+            continue
+        if attention == "auto" and kinds == [True]:
+            kinds = [False, True]
+        found = [coefficients(topology, costs, recompute, *pair, gather=kind) for pair in pairs for kind in kinds]
+        rows.append((parent, child, *np.min(found, axis=0)))
     parent, child, crosses, *columns = np.array(rows, dtype=np.float64).T
     return Shapes(
         parent=parent.astype(np.int64),
