@@ -14,16 +14,27 @@ NODES = st.one_of(
 
 
 @st.composite
-def placements(draw, topology: Topology, ids: range, longest: int = 40, tied: bool = False, gather: bool = False):
+def placements(
+    draw,
+    topology: Topology,
+    ids: range,
+    longest: int = 40,
+    tied: bool = False,
+    gather: bool = False,
+    spread: bool = False,
+):
     """One placement for each id, any legal parent and child inside it; with `gather`, some whose parent is their child
-    gather K and V."""
+    gather K and V; with `spread`, some whose parent has nodes of one size are hsap."""
+    kinds = ["ulysses", *(["kv_gather"] if gather else []), *(["hsap"] if spread else [])]
     found = []
     for sample in ids:
         length = draw(st.integers(1, longest))
         parent = draw(st.sampled_from(topology.blocks))
         child = parent if tied else draw(st.sampled_from([b for b in topology.blocks if parent.contains(b)]))
-        attention = draw(st.sampled_from(["ulysses", "kv_gather"])) if gather else "ulysses"
+        attention = draw(st.sampled_from(kinds))
         parent = child if attention == "kv_gather" else parent
+        if attention == "hsap" and len(set(topology.node_sizes(parent))) > 1:
+            attention = "ulysses"
         found.append(Placement(sample, length, parent, child, length - 1, attention))
     return tuple(found)
 
@@ -35,10 +46,18 @@ def rounds(draw, topology: Topology, most: int = 12, longest: int = 40):
 
 
 @st.composite
-def plans(draw, topology: Topology, most: int = 8, longest: int = 24, recompute: bool = True, gather: bool = False):
+def plans(
+    draw,
+    topology: Topology,
+    most: int = 8,
+    longest: int = 24,
+    recompute: bool = True,
+    gather: bool = False,
+    spread: bool = False,
+):
     """A plan of one to three rounds (some may be empty) over ids 0.. with at least one sample."""
     count = draw(st.integers(1, most))
-    every = draw(placements(topology, range(count), longest, gather=gather))
+    every = draw(placements(topology, range(count), longest, gather=gather, spread=spread))
     number = draw(st.integers(1, 3))
     where = [draw(st.integers(0, number - 1)) for _ in every]
     kinds = st.sampled_from(RECOMPUTES) if recompute else st.just("none")

@@ -59,7 +59,7 @@ def check(pool, case: Case, plan: Plan, tolerance: float = 1e-10) -> list[dict]:
 @given(data=st.data())
 def test_any_plan_in_any_world_gives_the_loss_and_gradients_of_one_rank(pool, data):
     topology = Topology(data.draw(NODES))
-    plan = data.draw(plans(topology, gather=data.draw(st.booleans())))
+    plan = data.draw(plans(topology, gather=data.draw(st.booleans()), spread=data.draw(st.booleans())))
     if plan.labels == 0:
         return
     check(pool, Case(data.draw(MODELS), data.draw(TRAIN)), plan)

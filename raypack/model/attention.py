@@ -7,6 +7,7 @@ from torch import nn
 
 from raypack.config import ModelConfig
 from raypack.model.frame import Attend, Frame, Gathered
+from raypack.model.hsap import hsap_attention
 from raypack.model.kernels import attention
 from raypack.model.norm import normalize_heads
 from raypack.model.rope import rotate
@@ -54,6 +55,10 @@ class Attention(nn.Module):
         for call, description, packing, kv_of_q in zip(
             calls, attend.into.calls, attend.packings, attend.kv_of_q, strict=True
         ):
+            if description.spread:
+                assert attend.hsap is not None
+                outputs.append(hsap_attention(call, attend.hsap, wire))
+                continue
             q0, q1, k0, k1 = description.heads
             q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], dim=1)
             window = c.window if self.kind == "S" else None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from raypack.config import ModelConfig
+from raypack.model.hsap import HsapPlan, plan_hsap
 from raypack.model.packing import Packing
 from raypack.model.rope import RopeTable, rope_table
 from raypack.parallel.exchange import Exchange, Heads, build_exchange
@@ -32,12 +33,14 @@ class Attend:
         out: heads -> tokens (run in the `to_tokens` direction), query heads only.
         packings: documents of each call.
         kv_of_q: local KV head of each local query head, for each call.
+        hsap: what the spread call does besides; None where no call is spread.
     """
 
     into: Exchange
     out: Exchange
     packings: tuple[Packing, ...]
     kv_of_q: tuple[tuple[int, ...], ...]
+    hsap: HsapPlan | None
 
 
 @dataclass(frozen=True)
@@ -125,4 +128,5 @@ def _attend(layout: Layout, rank: int, model: ModelConfig, *, full: bool) -> Att
         out=out,
         packings=tuple(Packing(call.lengths) for call in into.calls),
         kv_of_q=tuple(call.kv_of_q(per_kv) for call in into.calls),
+        hsap=plan_hsap(layout, rank, into) if full else None,
     )

@@ -157,11 +157,10 @@ class Exchange:
         """Received wire [sum(receive), head_dim] (and the local rows of `x`) -> one [tokens, vectors, D] a call."""
         parts: list[list[torch.Tensor]] = [[] for _ in self.calls]
         for piece in self.gather:
-            vectors = self.calls[piece.call].vectors
-            rows = wire[piece.wire_at : piece.wire_at + piece.rows * vectors]
-            parts[piece.call].append(
-                rows.view(piece.rows, vectors, -1) if vectors else rows.view(piece.rows, 0, x.shape[-1])
-            )
+            # A call without heads must be no view either: the wire's buffer may be used again before its backward.
+            if vectors := self.calls[piece.call].vectors:
+                rows = wire[piece.wire_at : piece.wire_at + piece.rows * vectors]
+                parts[piece.call].append(rows.view(piece.rows, vectors, -1))
         out = []
         for call, part in zip(self.calls, parts, strict=True):
             if part:

@@ -38,7 +38,7 @@ class Pack(NamedTuple):
 class Signature(NamedTuple):
     """The shape of a problem, whatever the samples are: what schedules are cached by.
 
-    `packs` are the nested parents around a node, the widest first; `node` counts from its first node.
+    `packs` are a parent and those inside it, in canonical order; `node` counts from the first node of the first.
     """
 
     packs: tuple[Pack, ...]
@@ -131,7 +131,7 @@ def _segments(packs: tuple[Pack, ...]) -> Segmentation:
 
 
 def merge(parts: Iterable[tuple[int, Segmentation]]) -> Segmentation:
-    """Segmentations of nested parents as one over the widest, the first; each comes with its parent's first node."""
+    """Segmentations of parents inside the first one as one over its nodes; each comes with its parent's first node."""
     columns: list[tuple[np.ndarray, ...]] = []
     documents, nodes = 0, 0
     for first, each in parts:

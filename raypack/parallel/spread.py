@@ -2,7 +2,8 @@
 
 A run is *spread* where its attention is hsap and its parent spans nodes: heads are then split over the ranks of each
 node and the segments of its documents over the nodes. (Inside one node hsap is nothing but the exchange of heads.)
-Spread parents around a rank are nested and of nodes of one size, so a rank has one share of the heads and one schedule.
+Spread parents are nested or disjoint, and nodes inside the widest are of one size: a rank has one share of the heads,
+and one schedule for all spread parents inside the widest around it, since ticks must have one number everywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Spread:
         block: the widest spread parent around the rank.
         width: ranks of one of its nodes.
         share: index of the rank in its node, which is its share of the heads.
-        placements: int64, the layout's placements in question, in canonical order: the schedule's documents.
+        placements: int64, the layout's placements of all spread parents inside the block, in canonical order: the
+            schedule's documents.
     """
 
     block: Block
@@ -85,14 +87,15 @@ class Spread:
 
 def build_spread(layout: Layout, rank: int, step_rows: int = STEP_ROWS) -> Spread | None:
     """The hsap part of a layout around `rank`; None where there is none."""
-    runs = [run for run in layout.runs if run.parent.holds(rank) and is_spread(layout, run)]
-    if not runs:
+    spread = [run for run in layout.runs if is_spread(layout, run)]
+    around = [run.parent for run in spread if run.parent.holds(rank)]
+    if not around:
         return None
-    topology = layout.topology
-    block = max((run.parent for run in runs), key=lambda b: b.width)
-    width = topology.node_sizes(block)[0]
+    block = max(around, key=lambda b: b.width)
+    runs = [run for run in spread if block.contains(run.parent)]
+    width = layout.topology.node_sizes(block)[0]
     packs = []
-    for parent in sorted({run.parent for run in runs}, key=lambda b: -b.width):
+    for parent in sorted({run.parent for run in runs}, key=lambda b: (-b.width, b.first)):
         mine = [run for run in runs if run.parent == parent]
         homes = np.concatenate([_homes(layout, run, width) for run in mine])
         lengths = np.concatenate([layout.columns["length"][run.first : run.end] for run in mine])
