@@ -62,8 +62,7 @@ def board_json(board: Board) -> str:
         made = made.with_row(dashboard.Row(row.title).id(next(numbers)))
         for panel in row.panels:
             made = made.with_panel(_panel(panel).id(next(numbers)))
-    # The SDK writes unset options as null, which Grafana's own schema does not have.
-    data = _without_none(json.loads(JSONEncoder().encode(made.build())))
+    data = _current(json.loads(JSONEncoder().encode(made.build())))
     return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
@@ -116,6 +115,16 @@ def _legend() -> common.VizLegendOptions:
 
 def _tooltip() -> common.VizTooltipOptions:
     return common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING)
+
+
+def _current(data: dict[str, Any]) -> dict[str, Any]:
+    """Without what Grafana's schema does not know: the SDK's nulls for unset options, and keys that have gone since."""
+    data = _without_none(data)
+    data.pop("style", None)
+    for variable in data["templating"]["list"]:
+        for key in ("auto", "auto_count", "auto_min", "id"):
+            variable.pop(key, None)
+    return data
 
 
 def _without_none(data: Any) -> Any:
