@@ -12,7 +12,10 @@ from pathlib import Path
 # Every step has other sizes: without this the CUDA allocator fragments.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
-from raypack.training.job import main
+try:
+    from raypack.training.job import main
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error} for {sys.executable}: `make setup`, then use .venv/bin/python; or install raypack there")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], Path(__file__).with_name("1f3s_local.toml"), __doc__))

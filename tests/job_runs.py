@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
 import tomli_w
 
 from raypack.data.build import build_corpus
@@ -173,3 +177,59 @@ def _command(pid: int) -> str:
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """A Ray head with `cpus` CPUs, started in `cwd`, whose `python` is the tests' own; a context manager."""
+
+    def __init__(self, folder: Path, cwd: Path, cpus: int) -> None:
+        self.home = folder / "home"
+        self.session = Path(tempfile.mkdtemp(prefix="raypack-ray-"))  # short: sockets live in it
+        self.address, self.dashboard = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        programs = Path(sys.executable).parent
+        self.ray = str(programs / "ray")
+        self.env = job_environment(self.home, PATH=f"{programs}:{os.environ['PATH']}")
+        flags = {
+            "--num-cpus": cpus, "--temp-dir": self.session, "--port": self.address.split(":")[1],
+            "--dashboard-port": self.dashboard.split(":")[1], "--dashboard-agent-listen-port": 0,
+            "--ray-client-server-port": free_port(), "--min-worker-port": 0, "--max-worker-port": 0,
+        }  # fmt: skip
+        command = [self.ray, "start", "--head", "--block", "--disable-usage-stats"]
+        self.head = Started([*command, *(str(part) for flag in flags.items() for part in flag)], folder / "head",
+                            self.env, cwd)  # fmt: skip
+
+    def submit(self, folder: Path, *arguments: str, cwd: Path | None = None) -> Started:
+        """`ray job submit ARGUMENTS`, from `cwd`, by default a directory that has nothing to do with the cluster's."""
+        env = {**self.env, "RAY_ADDRESS": f"http://{self.dashboard}"}
+        return Started([self.ray, "job", "submit", *arguments], folder / "submit", env, cwd)
+
+    def __enter__(self) -> Cluster:
+        self.head.__enter__()
+        self.head.wait_until(lambda: "Ray runtime started" in self.head.out, "the Ray head")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.head.__exit__(None, None, None)
+        shutil.rmtree(self.session, ignore_errors=True)
+
+
+def clean_copy(target: Path) -> Path:
+    """What a clone of the repository would hold if all were committed; skips the test outside a repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("needs git and a repository, to know what belongs to a clone")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target

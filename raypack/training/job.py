@@ -15,10 +15,6 @@ from raypack.errors import RaypackError
 from raypack.runfile import load_run
 
 
-class Stopped(KeyboardInterrupt):
-    """SIGTERM, as `ray job stop` sends it: ends a run the way Ctrl-C does."""
-
-
 def main(argv: Sequence[str], default: Path, description: str) -> int:
     """Run a job script's arguments.
 
@@ -30,7 +26,14 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
     Returns:
         exit code: 0; 2 after a fault; 130 after Ctrl-C, 143 after SIGTERM; 1 for what should not happen.
     """
-    before = signal.signal(signal.SIGTERM, _stop)
+    terminated: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        """SIGTERM, as `ray job stop` sends it, ends a run the way Ctrl-C does."""
+        terminated.append(number)  # Ray may turn what is raised here into an interrupt of its own
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         config = load_run(argv, default, description)
         _choose_authentication(config)
@@ -40,9 +43,9 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
         launch(config)
     except RaypackError as error:
         return _failed(str(error), 2)
-    except Stopped:
-        return _failed("stopped by SIGTERM", 128 + signal.SIGTERM)
     except KeyboardInterrupt:
+        if terminated:
+            return _failed("stopped by SIGTERM", 128 + signal.SIGTERM)
         return _failed("interrupted", 128 + signal.SIGINT)
     except Exception as error:
         traceback.print_exc()
@@ -55,10 +58,6 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
 def _failed(line: str, code: int) -> int:
     print("error:", " ".join(line.split()), file=sys.stderr)
     return code
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise Stopped
 
 
 def _choose_authentication(config: Config) -> None:

@@ -1,0 +1,106 @@
+"""Jobs on a Ray cluster that is there already: submitted from elsewhere, with and without an upload, stopped."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raypack.observe.steps import read_steps
+from raypack.observe.summary import read_summary
+from tests.job_runs import Cluster, Started, clean_copy, start_job, tiny_corpus, tiny_run
+
+pytestmark = pytest.mark.ray
+
+# As many CPUs as workers: a planner or an observer that asked for one would leave no room for them.
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean clone in which somebody has already worked."""
+    target = clean_copy(tmp_path_factory.mktemp("clone") / "raypack")
+    for folder in (".venv", "runs/old", "corpora/mine"):
+        (target / folder).mkdir(parents=True)
+        (target / folder / "big.bin").write_bytes(bytes(100_000))
+    return target
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, clone: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), cwd=clone, cpus=WORKERS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    return tiny_run(folder, tiny_corpus(folder / "corpus"), run={"root": "runs"})
+
+
+def entrypoint(run_file: Path, *more: str) -> list[str]:
+    return ["--", "python", "jobs/train_1f3s.py", "--run", str(run_file), *more]
+
+
+def test_a_submitted_job_trains_and_keeps_its_run_below_raypack_home(
+    cluster: Cluster, run_file: Path, tmp_path: Path
+) -> None:
+    with cluster.submit(tmp_path, *entrypoint(run_file, "--run.name", "sent")) as job:
+        assert job.wait() == 0, job.out + job.err
+        assert "finished" in job.out
+    run_dir = cluster.home / "runs" / "sent"
+    summary = read_summary(run_dir)
+    assert summary is not None
+    assert (summary.stop_reason, summary.steps, summary.worlds) == ("finished", 6, [WORKERS])
+    assert [record.complete for record in read_steps(run_dir)] == [True] * 6
+
+
+def test_an_uploaded_job_leaves_environments_corpora_and_runs_behind_and_stops_when_asked(
+    cluster: Cluster, clone: Path, run_file: Path, tmp_path: Path
+) -> None:
+    command = entrypoint(run_file, "--run.name", "carried", "--run.steps", "1000000")
+    with cluster.submit(tmp_path, "--working-dir", ".", *command, cwd=clone) as job:
+        job.wait_until(lambda: "step 2 " in job.out, "step 2")
+        (copy,) = cluster.session.glob("session_latest/runtime_resources/working_dir_files/*/jobs")
+        names = {entry.name for entry in copy.parent.iterdir()}
+        assert {"jobs", "raypack"} <= names
+        assert names.isdisjoint({".git", ".venv", "runs", "corpora", "shared"})
+        assert (copy / "1f3s_gpu.toml").is_file()
+        (identity,) = set(re.findall(r"raysubmit_\w+", job.out))
+        with Started([cluster.ray, "job", "stop", identity], tmp_path / "stop",
+                     {**cluster.env, "RAY_ADDRESS": f"http://{cluster.dashboard}"}) as stop:  # fmt: skip
+            assert stop.wait(60) == 0, stop.out + stop.err
+        job.wait(60)
+        assert "error: stopped by SIGTERM" in job.out
+    summary = read_summary(cluster.home / "runs" / "carried")
+    assert summary is not None
+    assert summary.stop_reason == "interrupted"
+    assert summary.steps >= 3
+    assert free_cpus(cluster) == WORKERS
+
+
+def test_an_existing_cluster_counts_as_it_is(cluster: Cluster, run_file: Path, tmp_path: Path) -> None:
+    workers = ("--topology.workers", "3", "--topology.nodes", "[3]", "--run.ray_address", cluster.address)
+    with start_job(tmp_path, "--run", str(run_file), *workers, env=cluster.env) as job:
+        assert job.wait(90) == 2, job.out + job.err
+        assert "topology.workers = 3 need 3 CPU (1 each), the Ray cluster has 2" in job.err
+        assert "Traceback" not in job.err
+
+
+def free_cpus(cluster: Cluster) -> float:
+    """CPUs that nothing holds, once the actors of ended jobs are gone."""
+    code = (
+        "import sys, time, ray\n"
+        "ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)\n"
+        "end = time.monotonic() + 30\n"
+        "while (free := ray.available_resources().get('CPU', 0)) < float(sys.argv[2]) and time.monotonic() < end:\n"
+        "    time.sleep(0.2)\n"
+        "print(free)\n"
+    )
+    command = [sys.executable, "-c", code, cluster.address, str(WORKERS)]
+    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=90, check=True)
+    return float(done.stdout)
