@@ -110,6 +110,8 @@ class ClusterConfig(Section):
     launch_seconds: float = Field(5e-6, ge=0, description="seconds a kernel call")
     round_seconds: float = Field(0.01, ge=0, description="seconds a non-empty round costs besides its work")
     rank_tokens_max: int = Field(32_768, ge=1, description="cap: tokens of one rank in one round")
+    rank_tokens_max_selective: int = Field(0, ge=0, description="the cap of rounds that replay the feed-forward part")
+    rank_tokens_max_full: int = Field(0, ge=0, description="the cap of rounds that replay all; 0 = rank_tokens_max")
     sync: Literal["step", "layer", "node"] = Field("step", description="where ranks wait for each other")
     prefetch_layers: int = Field(1, ge=0, description="layers of slack that parameter prefetch gives sync = layer")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from rich.table import Table as RichTable
 
 from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.commands.strategies import compare_strategies, strategy_table
 from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model, preset_names
 from raypack.data.lengths import read_lengths
 from raypack.errors import RaypackError
@@ -52,6 +54,8 @@ sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]
 @click.option("--cap", type=int, default=None, help="Tokens of one rank in one round; default: the cluster's.")
 @sync_option
 @click.option("--budget", type=int, default=DEFAULT_BUDGET, help="Evaluations of local search; 0 = plain greedy.")
+@click.option("--budget-seconds", type=float, default=None, help="Search this long instead; not reproducible.")
+@click.option("--strategies", is_flag=True, help="Also show the pool of strategies for these lengths.")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="Write the plan as JSON to this file.")
 @picture_option
 @json_option
@@ -65,6 +69,8 @@ def plan(
     cap: int | None,
     sync: str | None,
     budget: int,
+    budget_seconds: float | None,
+    strategies: bool,
     out: str | None,
     picture: str | None,
     json_target: str | None,
@@ -79,14 +85,19 @@ def plan(
     samples = Samples.of_lengths(read_lengths(lengths))
     topology = topology_of(machine, ranks)
     started = time.perf_counter()
-    made = make_plan(samples, topology, machine, network, policy, budget=budget)
-    plan_seconds = time.perf_counter() - started
+    if budget_seconds is None:
+        made = make_plan(samples, topology, machine, network, policy, budget=budget)
+    else:
+        made = plan_within(budget_seconds, samples, topology, machine, network, policy)
+    extra: dict[str, Any] = {"plan_seconds": time.perf_counter() - started}
+    if strategies:
+        extra["strategies"] = compare_strategies(samples, topology, machine, network)
     figures = evaluate_plan(made, machine, network)
     if picture:
         draw(made, machine, network, picture)
     if out:
         write_text(made.to_json() + "\n", out)
-    show(made, figures, machine, json_target, {"plan_seconds": plan_seconds})
+    show(made, figures, machine, json_target, extra)
 
 
 @click.command(context_settings={"show_default": True})
@@ -136,6 +147,27 @@ def draw(made: Plan, cluster: ClusterConfig, model: ModelConfig, picture: str, s
     draw_plans([made], cluster, model, picture, sync)
 
 
+def plan_within(
+    seconds: float, samples: Samples, topology: Topology, cluster: ClusterConfig, model: ModelConfig, policy: str
+) -> Plan:
+    """The best of plans with a growing budget, as long as the next is likely to be done in time. Not reproducible.
+
+    Raises:
+        RaypackError: no time at all, and as `make_plan`.
+    """
+    if not seconds > 0:
+        raise RaypackError(f"budget-seconds = {seconds}: must be above 0")
+    started, budget, tried = time.perf_counter(), 0, list[tuple[float, Plan]]()
+    while True:
+        made = make_plan(samples, topology, cluster, model, policy, budget=budget)
+        tried.append((evaluate_plan(made, cluster, model).seconds, made))
+        # Twice the budget takes at most about twice as long as all before it.
+        if 3 * (time.perf_counter() - started) > seconds:
+            best = min(tried, key=lambda each: each[0])[1]
+            return replace(best, policy=f"{policy} (timed, not reproducible)")
+        budget = 2 * budget or DEFAULT_BUDGET
+
+
 def show(
     made: Plan, figures: Evaluation, cluster: ClusterConfig, json_target: str | None, extra: dict[str, Any]
 ) -> None:
@@ -143,7 +175,10 @@ def show(
     if json_target:
         write_json({**figures.to_data(), **extra, "cluster": cluster.name, "widths": width_counts(made)}, json_target)
     if json_target != "-":
-        people_console(json_target).print(figure_table(made, figures, cluster, extra.get("plan_seconds")))
+        console = people_console(json_target)
+        console.print(figure_table(made, figures, cluster, extra.get("plan_seconds")))
+        if "strategies" in extra:
+            console.print(strategy_table(extra["strategies"]))
 
 
 def width_counts(made: Plan) -> dict[str, dict[str, int]]:

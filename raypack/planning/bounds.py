@@ -26,10 +26,10 @@ class Bounds:
     mix: float
 
 
-def bounds(shapes: Shapes, lengths: np.ndarray, ranks: int) -> Bounds:
-    """Both floors for one step; `lengths` must fit somewhere (`shapes.fits`)."""
+def bounds(shapes: Shapes, lengths: np.ndarray, ranks: int, cap: int = 0) -> Bounds:
+    """Both floors for one step; `lengths` must fit somewhere under `cap` (0: that of the shapes' recompute)."""
     unique, counts = np.unique(lengths, return_counts=True)
-    seconds = np.where(shapes.fits(unique), shapes.seconds(unique), np.inf)
+    seconds = np.where(shapes.fits(unique, cap), shapes.seconds(unique), np.inf)
     slowest = float(seconds.min(axis=1).max())
     plain = max(float(shapes.work(unique) @ counts) / ranks, slowest)
     found = [(least_time(seconds, shapes.area(unique, mix), counts, ranks), mix) for mix in MIXES]

@@ -7,11 +7,15 @@ scheduling on the node-local blocks inside the pack. A pack that does not gain k
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from functools import lru_cache
+from itertools import product, takewhile
+from operator import attrgetter
 
 import numpy as np
 
-from raypack.parallel.topology import Block
+from raypack.parallel.topology import Block, Topology
 from raypack.planning.bounds import least_time
 from raypack.planning.clock import pack_seconds
 from raypack.planning.greedy import cheapest_within, list_schedule
@@ -37,33 +41,49 @@ def repack_table(problem: Problem, base: Table) -> Table:
 def solve_children(problem: Problem, base: Table) -> Table:
     """As `repack_table`, without local search."""
     best, best_seconds = base, problem.judge(base)
-    for stretch in STRETCHES:
-        for nested in (False, True):
-            table = better_packs(problem, best, with_children(problem, base, stretch, nested))
-            seconds = problem.judge(table)
-            if seconds < best_seconds:
-                best, best_seconds = table, seconds
+    every = [pack for pack in packs(base) if pack[1].width > 1]
+    mixed = any(len(np.unique(base.parent_width[rows])) > 1 for rows, _ in every)
+    for stretch, nested in product(STRETCHES, (False, True) if mixed else (True,)):
+        table = better_packs(problem, best, with_children(problem, base, every, stretch, nested))
+        seconds = problem.judge(table)
+        if seconds < best_seconds:
+            best, best_seconds = table, seconds
     return best
 
 
-def with_children(problem: Problem, base: Table, stretch: float, nested: bool) -> Table:
-    """New children in every pack of two or more ranks. `nested`: also those whose parent is narrower than the pack."""
+def with_children(
+    problem: Problem, base: Table, every: list[tuple[np.ndarray, Block]], stretch: float, nested: bool
+) -> Table:
+    """New children in the packs `every`. `nested`: also for samples whose parent is narrower than the pack."""
     child_first, child_width = base.child_first.copy(), base.child_width.copy()
     local = problem.shapes.select(problem.shapes.local)
-    for rows, pack in packs(base):
-        if pack.width == 1:
+    load = np.zeros(problem.topology.world)
+    for rows, pack in every:
+        if len(rows) == 1:
+            child_width[rows] = _alone(problem, int(problem.lengths[rows[0]]), pack.width)
             continue
-        load = np.zeros(problem.topology.world)
-        groups = np.unique(base.parent_width[rows])[::-1]
-        for width in groups.tolist():
-            for first in np.unique(base.parent_first[rows[base.parent_width[rows] == width]]).tolist():
-                mine = rows[(base.parent_width[rows] == width) & (base.parent_first[rows] == first)]
-                parent = Block(first, width)
-                if width < pack.width and not nested:
-                    _keep(problem, base, mine, load)
-                else:
-                    child_first[mine], child_width[mine] = place_children(problem, local, mine, parent, load, stretch)
+        load[pack.first : pack.end] = 0.0
+        keys = base.parent_first[rows] - base.parent_width[rows] * problem.topology.world
+        for key in np.unique(keys).tolist():
+            mine = rows[keys == key]
+            parent = Block(int(base.parent_first[mine[0]]), int(base.parent_width[mine[0]]))
+            if parent.width < pack.width and not nested:
+                _keep(problem, base, mine, load)
+            else:
+                child_first[mine], child_width[mine] = place_children(problem, local, mine, parent, load, stretch)
     return replace(base, child_first=child_first, child_width=child_width)
+
+
+def _alone(problem: Problem, length: int, width: int) -> int:
+    """The child width, node-local or the whole parent, with which a sample alone in its pack is quickest."""
+    shapes = problem.shapes
+    n = np.array([length])
+    usable = (shapes.parent == width) & (shapes.local | (shapes.child == width)) & shapes.fits(n)[0]
+    if not usable.any():
+        return width
+    options = shapes.select(usable)
+    # The widest of equals; the first block of its width inside the parent begins where the parent does.
+    return int(options.child[::-1][options.seconds(n)[0][::-1].argmin()])
 
 
 def packs(table: Table) -> list[tuple[np.ndarray, Block]]:
@@ -90,7 +110,7 @@ def place_children(
     """
     options = local.select((local.parent == parent.width) & (local.child <= parent.width))
     lengths = problem.lengths[rows]
-    blocks = inner_blocks(problem, parent)
+    blocks = inner_blocks(problem.topology, parent)
     options = options.select(np.isin(options.child, list(blocks)))
     if not len(options):
         return np.full(len(rows), parent.first), np.full(len(rows), parent.width)
@@ -110,12 +130,15 @@ def place_children(
     return child_first, child_width
 
 
-def inner_blocks(problem: Problem, parent: Block) -> dict[int, list[Block]]:
+@lru_cache(maxsize=4096)
+def inner_blocks(topology: Topology, parent: Block) -> dict[int, list[Block]]:
     """Node-local blocks inside `parent` by width."""
-    topology = problem.topology
     found: dict[int, list[Block]] = {}
     for width in topology.widths:
-        inside = [b for b in topology.blocks_of_width(width) if parent.contains(b) and topology.in_one_node(b)]
+        blocks = topology.blocks_of_width(width)
+        start = bisect_left(blocks, parent.first, key=attrgetter("first"))
+        inside = list(takewhile(lambda b: b.end <= parent.end, blocks[start:]))
+        inside = [b for b in inside if topology.in_one_node(b)]
         if inside:
             found[width] = inside
     return found

@@ -130,6 +130,12 @@ class Costs:
         """Q, K and V heads of one token: the unit of the second memory limit."""
         return self.model.heads + 2 * self.model.kv_heads
 
+    def cap(self, recompute: str) -> int:
+        """Tokens of one rank in one round; rounds that replay may have a larger cap."""
+        cluster = self.cluster
+        own = {"selective": cluster.rank_tokens_max_selective, "full": cluster.rank_tokens_max_full}
+        return own.get(recompute, 0) or cluster.rank_tokens_max
+
     def latency(self, crosses: bool) -> float:
         """Seconds of one collective, without its bytes."""
         return self.cluster.inter_latency if crosses else self.cluster.intra_latency

@@ -96,10 +96,11 @@ def evaluate_table(table: Table, topology: Topology, costs: Costs, sync: str, po
         raise RaypackError(f"sync = {sync!r}: one of step, layer, node")
     clock = run_clock(loads, topology, costs, sync)
     lengths = table.samples.lengths
-    # The floor must hold for every round, so it takes the cheapest recompute of the plan.
+    # The floor must hold for every round, so it takes the cheapest recompute of the plan, and the largest cap.
     recompute = min(table.recompute, key=RECOMPUTES.index)
+    cap = max(costs.cap(how) for how in table.recompute)
     attention = "auto" if (table.attention == KV_GATHER).any() else "ulysses"
-    floor = bounds(shapes(topology, costs, recompute, attention), lengths, topology.world)
+    floor = bounds(shapes(topology, costs, recompute, attention), lengths, topology.world, cap)
     flops = model_flops(costs.model, lengths)
     return Evaluation(
         policy=policy,
@@ -140,8 +141,8 @@ def sent_bytes(loads: Sequence[RoundLoad]) -> dict[str, dict[str, int]]:
 
 def check_cap(loads: Sequence[RoundLoad], costs: Costs) -> None:
     """Raises RaypackError where a rank exceeds a memory limit in some round: names both, the value and the cap."""
-    cap = costs.cluster.rank_tokens_max
     for number, load in enumerate(loads):
+        cap = costs.cap(load.recompute)
         for held, what in (
             (load.tokens, "tokens"),
             (load.full_held, "tokens' worth of Q, K and V heads in a full layer"),

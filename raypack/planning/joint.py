@@ -9,7 +9,6 @@ another. Then local search, where the step has few enough samples for it to matt
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 
 import numpy as np
 
@@ -102,10 +101,16 @@ def _fillings(problem: Problem, wide: State, rest: np.ndarray) -> list[Table]:
     if len(apart) < len(rest):
         starts.append((shared, np.isin(rest, apart)))
     tables = []
-    for (base, out), lift in product(starts, LIFTS):
-        state = base.copy()
-        left = fill(state, rest[single & out].tolist(), lift * problem.bounds.area)
-        tables.append(stack_rest(problem, state, np.union1d(rest[~single & out], left).astype(np.int64)))
+    for base, out in starts:
+        quickest = float("inf")
+        for lift in LIFTS:
+            state = base.copy()
+            left = fill(state, rest[single & out].tolist(), lift * problem.bounds.area)
+            tables.append(stack_rest(problem, state, np.union1d(rest[~single & out], left).astype(np.int64)))
+            value = problem.judge(tables[-1])
+            if value > quickest:
+                break
+            quickest = value
     return tables
 
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
 from raypack.planning.cost import PASSES, Costs
 from raypack.planning.gathers import gather_keys, gather_states
 from raypack.planning.grid import Grid, grid, spread, unions
 from raypack.planning.plan import ATTENTIONS
+from raypack.planning.spreads import SpreadDocuments, spread_load
 from raypack.planning.table import RoundTable
 
-SITES = ("full_in", "full_out", "kv_gather", "sparse_in", "sparse_out", "state_gather")
+SITES = ("full_in", "full_out", "kv_exchange", "kv_gather", "sparse_in", "sparse_out", "state_gather")
 KV_GATHER = ATTENTIONS.index("kv_gather")
+HSAP = ATTENTIONS.index("hsap")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class RoundLoad:
     """One round on every rank. Arrays [world], seconds of one layer with all passes of a step unless said otherwise.
 
     Attributes:
-        full: attention of a full layer, launches included.
+        full: attention of a full layer, launches included, and what hsap's keys take longer than it.
         window: attention of a sparse layer, launches included.
         linear: projections and feed-forward of any layer.
         recurrent: what an L layer adds to that: its recurrence, and the gather of states (as if nothing hid it).
@@ -37,6 +38,7 @@ class RoundLoad:
         full_held, sparse_held: tokens x heads held / heads of one token (count).
         sent: bytes of the whole round and step, all layers and passes: {site: (intra [world], inter [world])}.
         pack_first, pack_end: rank intervals of the packs, in rank order.
+        recompute: of the round.
     """
 
     full: np.ndarray
@@ -53,6 +55,7 @@ class RoundLoad:
     sent: dict[str, tuple[np.ndarray, np.ndarray]]
     pack_first: np.ndarray
     pack_end: np.ndarray
+    recompute: str
 
 
 @dataclass(frozen=True)
@@ -87,30 +90,36 @@ class _Held:
 
 
 def load_round(rows: RoundTable, topology: Topology, costs: Costs, recompute: str) -> RoundLoad:
-    """Apply the cost model to one round.
-
-    Raises:
-        RaypackError: an attention that the cost model does not know.
-    """
-    if len(rows) and ATTENTIONS[int(rows.attention.max())] == "hsap":
-        raise RaypackError("attention = 'hsap': the cost model does not cover it; use ulysses or kv_gather")
+    """Apply the cost model to one round of a legal plan."""
     world, where, passes = topology.world, grid(topology), PASSES[recompute]
     groups, edges, tokens = _streams(rows, costs, world)
     children = _child_groups(groups)
     layers = {"full": costs.full_layers, "sparse": costs.sparse_layers}
     stay = (groups.attention == KV_GATHER) & (groups.child_width > 1)
+    last = groups.parent_first + groups.parent_width - 1
+    across = (groups.attention == HSAP) & (where.node[groups.parent_first] != where.node[last])
+    spreads = spread_load(_documents(rows, groups, across), edges, where, costs, recompute)
     seconds, held, sent = {}, {}, {}
-    for kind, part in (("full", groups.select(~stay)), ("sparse", children)):
+    for kind, part in (("full", groups.select(~stay & ~across)), ("sparse", children)):
         pairs = part.pairs if kind == "full" else part.window_pairs
-        compute, kept, exchange, bytes_ = _side(part, pairs, edges, where, costs, kind)
+        compute, kept, inward, outward = _side(part, pairs, edges, where, costs)
         calls = _launches(part, world) + (_launches(groups.select(stay), world) if kind == "full" else 0)
+        if kind == "full":
+            compute, kept, calls = compute + spreads.pairs, kept + spreads.held, calls + spreads.calls
+            inward, outward = inward + spreads.inward, outward + spreads.outward
+        exchange, bytes_ = _exchange(inward, outward, costs, kind)
         launches = calls * passes.exchange * costs.cluster.launch_seconds
         seconds[kind] = compute * costs.attention_seconds(recompute) + launches
         seconds[f"{kind}_exchange"] = exchange * passes.exchange
-        seconds[f"{kind}_latency"] = _latency(part, where, costs) * 2 * passes.exchange
+        met = groups.select(~stay) if kind == "full" else part
+        seconds[f"{kind}_latency"] = _latency(met, where, costs) * 2 * passes.exchange
+        kept = kept / costs.held_heads
         held[kind] = kept * (layers[kind] > 0)
         times = layers[kind] * passes.exchange
         sent.update({site: (intra * times, inter * times) for site, (intra, inter) in bytes_.items()})
+    if across.any():
+        seconds["full"] += spreads.seconds
+        sent["kv_exchange"] = (layers["full"] * spreads.intra, layers["full"] * spreads.inter)
     recurrent = tokens * costs.recurrence_seconds(recompute)
     if stay.any():
         keys = gather_keys(_gather_blocks(rows, groups.select(stay), edges, where), where, costs, recompute)
@@ -139,6 +148,7 @@ def load_round(rows: RoundTable, topology: Topology, costs: Costs, recompute: st
         sent=sent,
         pack_first=first,
         pack_end=end,
+        recompute=recompute,
     )
 
 
@@ -243,6 +253,22 @@ def _hold(groups: _Groups, edges: np.ndarray, where: Grid) -> _Held:
     return _Held(group, rank, own, node, groups.tokens[group] - node)
 
 
+def _documents(rows: RoundTable, groups: _Groups, across: np.ndarray) -> SpreadDocuments:
+    """The documents of the groups `across`, with their place on the axis."""
+    group = np.repeat(np.arange(len(groups.tokens)), _sizes(rows, groups))
+    end = np.cumsum(rows.length)
+    before = np.cumsum(groups.tokens) - groups.tokens
+    at = groups.low[group] + end - rows.length - before[group]
+    columns = (rows.length, rows.parent_first, rows.parent_width, rows.child_first, rows.child_width)
+    return SpreadDocuments(*columns, at, groups.edge[group]).select(across[group])
+
+
+def _sizes(rows: RoundTable, groups: _Groups) -> np.ndarray:
+    """Placements of each group: groups are neighbours in canonical order."""
+    edges = np.concatenate(([0], np.cumsum(groups.tokens)))
+    return np.diff(np.searchsorted(np.concatenate(([0], np.cumsum(rows.length))), edges))
+
+
 def _gather_blocks(
     rows: RoundTable, groups: _Groups, edges: np.ndarray, where: Grid
 ) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
@@ -257,9 +283,10 @@ def _gather_blocks(
 
 
 def _side(
-    groups: _Groups, pairs: np.ndarray, edges: np.ndarray, where: Grid, costs: Costs, kind: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """One layer kind: pairs x head share, heads held, seconds of one forward's exchanges, bytes of one forward."""
+    groups: _Groups, pairs: np.ndarray, edges: np.ndarray, where: Grid, costs: Costs
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """One layer kind: pairs x head share, tokens x heads held, and tokens x heads of the exchange in and that out
+    [4, world]: sent intra, sent inter, received intra, received inter."""
     world = len(where.node)
     held = _hold(groups, edges, where)
     queries, into, share, into_node, queries_node, into_all = _weights(groups, held, where, costs)
@@ -268,7 +295,7 @@ def _side(
         return np.bincount(held.rank, values, world)
 
     compute = at_rank(pairs[held.group] * share)
-    kept = at_rank(groups.tokens[held.group] * into) / costs.held_heads
+    kept = at_rank(groups.tokens[held.group] * into)
     inward = (
         held.own * (into_node - into),
         held.own * (into_all - into_node),
@@ -281,15 +308,22 @@ def _side(
         held.own * (queries_node - queries),
         held.own * (costs.model.heads - queries_node),
     )
-    exchange = np.zeros(world)
+    return compute, kept, np.stack([at_rank(x) for x in inward]), np.stack([at_rank(x) for x in outward])
+
+
+def _exchange(
+    inward: np.ndarray, outward: np.ndarray, costs: Costs, kind: str
+) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Seconds and bytes of one forward's two exchanges, from what `_side` says."""
+    exchange = np.zeros(inward.shape[1])
     sent: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for site, parts in ((f"{kind}_in", inward), (f"{kind}_out", outward)):
-        out_intra, out_inter, in_intra, in_inter = (at_rank(part) * costs.head_bytes for part in parts)
+        out_intra, out_inter, in_intra, in_inter = parts * costs.head_bytes
         intra = np.maximum(out_intra, in_intra) / costs.cluster.intra_rate
         inter = np.maximum(out_inter, in_inter) / costs.cluster.inter_rate
         exchange += np.maximum(intra, inter)
         sent[site] = (out_intra.astype(np.int64), out_inter.astype(np.int64))
-    return compute, kept, exchange, sent
+    return exchange, sent
 
 
 def _weights(

@@ -22,7 +22,7 @@ def repack_parents_table(problem: Problem, base: Table, repacked: Table) -> Tabl
     best, best_seconds = repacked, problem.judge(repacked)
     for weight in (0.0, 0.5, 1.0):
         dealt = deal(problem, base, weight)
-        if not np.isfinite(problem.judge(dealt)):
+        if dealt is base or not np.isfinite(problem.judge(dealt)):
             continue
         table = solve_children(problem, dealt)
         seconds = problem.judge(table)
@@ -36,14 +36,17 @@ def repack_parents_table(problem: Problem, base: Table, repacked: Table) -> Tabl
 def deal(problem: Problem, base: Table, weight: float) -> Table:
     """Samples of each parent width dealt over that width's packs, largest share of the load first.
 
-    `weight` mixes what is balanced: 0 = full attention, 1 = everything else.
+    `weight` mixes what is balanced: 0 = full attention, 1 = everything else. `base` itself where no pack has two
+    samples to give.
     """
     rounds, first = base.round.copy(), base.parent_first.copy()
+    changed = False
     for width in np.unique(base.parent_width).tolist():
         rows = np.flatnonzero(base.parent_width == width)
         slots = np.unique(np.stack([base.round[rows], base.parent_first[rows]], axis=1), axis=0)
-        if width == 1 or len(slots) < 2:
+        if width == 1 or len(slots) < 2 or len(rows) == len(slots):
             continue
+        changed = True
         shape = problem.shapes.index(width, width)
         one = problem.shapes.select(np.arange(len(problem.shapes)) == shape)
         lengths = problem.lengths[rows]
@@ -58,4 +61,6 @@ def deal(problem: Problem, base: Table, weight: float) -> Table:
             slot = int(score.argmin())
             load[:, slot] += amount[:, item]
             rounds[rows[item]], first[rows[item]] = slots[slot]
+    if not changed:
+        return base
     return replace(base, round=rounds, parent_first=first, child_first=first, child_width=base.parent_width)

@@ -92,7 +92,7 @@ class Problem:
 
     @property
     def cap(self) -> int:
-        return self.costs.cluster.rank_tokens_max
+        return self.costs.cap(self.recompute)
 
     def table(
         self,

@@ -15,7 +15,8 @@ def capacity(problem: Problem, width: int) -> int:
     equal = problem.equal_shapes
     at = int(np.flatnonzero(equal.parent == width)[0])
     held = max(float(equal.full_held[at]), float(equal.sparse_held[at]))
-    return min(problem.cap * width, int(problem.cap / held * (1 + 1e-12)))
+    by_heads = int(problem.cap / held * (1 + 1e-12)) if held else problem.cap * width
+    return min(problem.cap * width, by_heads)
 
 
 def stack_rounds(

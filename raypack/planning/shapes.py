@@ -91,9 +91,9 @@ class Shapes:
         held = np.outer(lengths, np.maximum(self.full_held, self.sparse_held))
         return np.maximum(tokens, held)
 
-    def fits(self, lengths: np.ndarray) -> np.ndarray:
-        """Whether the sample alone keeps both memory limits: bool [lengths, shapes]."""
-        return self.need(lengths) <= self.costs.cluster.rank_tokens_max
+    def fits(self, lengths: np.ndarray, cap: int = 0) -> np.ndarray:
+        """Whether the sample alone keeps both memory limits (0: of this recompute): bool [lengths, shapes]."""
+        return self.need(lengths) <= (cap or self.costs.cap(self.recompute))
 
 
 def shapes(topology: Topology, costs: Costs, recompute: str = "none", attention: str = "ulysses") -> Shapes:

@@ -47,7 +47,11 @@ def static_table(problem: Problem) -> Table:
     fits = equal.fits(longest)[0]
     if not fits.any():
         fits = equal.fits(problem.lengths[:1])[0]
-    tiles = cover(problem.topology, int(equal.parent[fits.argmax()]))
+    return tile_table(problem, cover(problem.topology, int(equal.parent[fits.argmax()])))
+
+
+def tile_table(problem: Problem, tiles: tuple[Block, ...]) -> Table:
+    """Samples on disjoint blocks with parent = child: longest first where they end first, then cut into rounds."""
     tables = list[Table]()
     for rounds in round_counts(problem):
         first, widths, number = _on_tiles(problem, tiles, rounds)
