@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypack.config import TrainSection
+from raypack.config import TrainSection, load_cluster
 from raypack.model import reference
 from raypack.parallel.topology import Topology
+from raypack.planning.evaluate import evaluate
 from raypack.planning.plan import Plan, Round
 from tests.linear_ranks import (
     DIM,
@@ -30,7 +32,7 @@ from tests.linear_ranks import (
     traced_on_rank,
 )
 from tests.ranks import Case, gradients_on_rank, tiny_model
-from tests.strategies import NODES, rounds
+from tests.strategies import NODES, plans, rounds
 
 pytestmark = pytest.mark.pool
 
@@ -185,3 +187,21 @@ def test_one_gather_a_layer_and_direction(pool, recompute, ways):
     plan = Plan(nodes=(4,), rounds=(Round(nested, recompute),))
     case = Case(tiny_model(pattern="L", layers=3, experts=0, linear_decay="gate"))
     assert pool.run(4, calls_on_rank, case, plan) == [3 * ways] * 4
+
+
+@settings(settings.get_profile("ranks"), max_examples=6)
+@given(data=st.data())
+def test_the_ledger_counts_gathers_as_the_cost_model_does(pool, data):
+    nodes = data.draw(NODES)
+    plan = data.draw(plans(Topology(nodes), gather=True))
+    if plan.labels == 0:
+        return
+    model = tiny_model(pattern="LF", layers=3, linear_decay="gate", linear_conv=4, experts=0)
+    case = Case(model, TrainSection(dtype="float32", chunk_tokens=9))
+    figures = evaluate(plan, load_cluster("local-2x4", {"rank_tokens_max": 10_000}), model, itemsize=4)
+    counted: Counter[tuple[str, str]] = Counter()
+    for _, _, ledger in pool.run(sum(nodes), gradients_on_rank, case, plan):
+        counted.update(ledger["collected"])
+    for op in ("state_gather", "kv_gather"):
+        for scope in ("intra", "inter"):
+            assert counted[op, scope] == figures.bytes.get(op, {}).get(scope, 0), (op, scope)
