@@ -15,6 +15,9 @@ from pydantic_settings.exceptions import SettingsError
 from raypack.config import Config, build, preset_or_file, read_toml
 from raypack.errors import RaypackError
 
+SHORT = {"observe.trace": "trace"}
+"""Flags that have a short name too."""
+
 
 class _Flags(Config, BaseSettings):  # type: ignore[misc]
     """The same tree, as command-line flags."""
@@ -56,7 +59,7 @@ def _flags(arguments: Sequence[str]) -> dict[str, Any]:
     """`["--run.steps", "5"]` -> `{"run": {"steps": "5"}}`; values are checked later, with the file's."""
     try:
         source: Any = CliSettingsSource(
-            _Flags, cli_parse_args=list(arguments), cli_exit_on_error=False, cli_avoid_json=True
+            _Flags, cli_parse_args=list(arguments), cli_exit_on_error=False, cli_avoid_json=True, cli_shortcuts=SHORT
         )
         found: dict[str, Any] = source()
     except SettingsError as error:
@@ -72,7 +75,7 @@ def _help(description: str, defaults: Config) -> None:
     for name in Config.model_fields:
         Flags.model_fields[name].default = getattr(defaults, name)
     Flags.model_rebuild(force=True)
-    CliSettingsSource(Flags, cli_parse_args=["--help"], cli_avoid_json=True)
+    CliSettingsSource(Flags, cli_parse_args=["--help"], cli_avoid_json=True, cli_shortcuts=SHORT)
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

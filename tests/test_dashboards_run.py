@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dashboards.panels import Query
 from dashboards.rules import ALERTS, RECORDINGS
 from dashboards.sheet import Source, draw, queries
+from raypack.cli import main
 from raypack.observe.steps import read_steps
 from tests.prometheus_server import get, needs_prometheus, prometheus, shortened
 
@@ -31,7 +33,7 @@ SETTINGS = {
     "plan.rank_tokens_max": 400,
     "topology.workers": 2, "topology.nodes": "[1, 1]",
     "train.eval_every": 20, "train.checkpoint_every": 20,
-    "observe.table": "false",
+    "observe.table": "false", "observe.tensorboard": "true", "trace": 40,
 }  # fmt: skip
 
 
@@ -68,6 +70,22 @@ def test_the_run_was_worth_looking_at(scraped: Scraped) -> None:
     assert {width for r in records for width in r.parent_widths} == {1, 2}
     assert any(r.exchange_rates for r in records)
     assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "head"}
+
+
+def test_the_run_left_a_trace_of_all_ranks_and_tensorboard_events(scraped: Scraped) -> None:
+    events = json.loads((scraped.run_dir / "traces" / "step-40.json").read_text())["traceEvents"]
+    for name in ("forward", "gradient_reduce", "exchange full_in", "layer full"):
+        assert {event["pid"] for event in events if event["name"] == name} == {0, 1}, name
+    assert list((scraped.run_dir / "tensorboard").glob("events.out.tfevents*"))
+
+
+def test_the_run_can_be_inspected(scraped: Scraped, tmp_path: Path) -> None:
+    run = str(scraped.run_dir)
+    done = CliRunner().invoke(main, ["inspect", run, "--step", "7", "--html", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.html").read_text()
+    for wanted in ("Plan of step 7", "Exchange bytes against static and dynamic plans", "topology.nodes = [1, 1]"):
+        assert wanted in page
 
 
 def test_every_panel_has_data_in_every_query(scraped: Scraped) -> None:
