@@ -138,6 +138,7 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
     rows += [
         ("tokens", f"{s.tokens:,} in {s.seconds:,.1f} s: {figure(s.tokens_per_second, '{:,.0f}')} tokens/s"),
         ("seconds a step", f"mean {figure(s.mean_step_seconds)}, median {figure(s.median_step_seconds)}"),
+        ("phases", _phases(s)),
         ("MFU", percent(s.mfu) + peak),
         ("plan", f"{s.plan_seconds * 1e3:.1f} ms to make, {s.plan_wait_seconds * 1e3:.1f} ms waited for (medians)"),
         ("plan / bound", figure(s.plan_bound_ratio, "{:.4f}")),
@@ -146,7 +147,18 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("child widths", widths(s.child_widths)),
         *_byte_rows(s),
     ]
+    if s.memory_bytes is not None:
+        rows.append(("memory", f"{megabytes(s.memory_bytes)} MB on the fullest rank"))
+    if s.exchange_rates:
+        text = ", ".join(f"{site} {megabytes(rate)}" for site, rate in s.exchange_rates.items())
+        rows.append(("MB/s of a rank", f"{text} (waiting for others included)"))
     return rows + [("note", note) for note in s.notes]
+
+
+def _phases(s: Summary) -> str:
+    """Mean of each phase that takes a millisecond or more, largest first."""
+    worth = sorted(((took, name) for name, took in s.phase_seconds.items() if took >= 1e-3), reverse=True)
+    return ", ".join(f"{name} {took:.3f}" for took, name in worth) or "-"
 
 
 def _byte_rows(s: Summary) -> list[tuple[str, str]]:
@@ -180,7 +192,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:.1f} %"
 
 
-def megabytes(count: int) -> str:
+def megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f}"
 
 

@@ -155,12 +155,8 @@ class StepRecord(BaseModel):
 
     @property
     def exchange_rates(self) -> dict[str, float]:
-        """Effective bytes/s of one rank by site: sent to other ranks / time inside the exchange, waiting included."""
-        return {
-            site: sum(self.bytes[site].values()) / seconds
-            for site, seconds in self.exchange_seconds.items()
-            if seconds > 0 and site in self.bytes
-        }
+        """Effective bytes/s of one rank by site."""
+        return rates(self.bytes, self.exchange_seconds)
 
     def to_json(self) -> str:
         """One line."""
@@ -250,6 +246,11 @@ def imbalance(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     total = sum(known)
     return max(known) * len(known) / total if total > 0 else None
+
+
+def rates(sent: Bytes, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Effective bytes/s of one rank by site: sent to other ranks / time inside the exchange, waiting included."""
+    return {site: sum(sent[site].values()) / took for site, took in seconds.items() if took > 0 and site in sent}
 
 
 def _slowest(each_rank: Sequence[Mapping[K, float]]) -> dict[K, float]:

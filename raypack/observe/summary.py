@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypack.config import first_fault
 from raypack.errors import RaypackError
-from raypack.observe.record import Bytes, StepRecord
+from raypack.observe.record import Bytes, StepRecord, rates
 
 SUMMARY_FILE = "summary.json"
 SUMMARY_VERSION = 1
@@ -46,6 +46,7 @@ class Summary(BaseModel):
     plan_wait_seconds: float = Field(0.0, description="median over the steps")
     plan_seconds: float = Field(0.0, description="median over the steps")
     plan_bound_ratio: float | None = Field(None, description="mean over the steps")
+    memory_bytes: int | None = Field(None, description="peak of the fullest rank; null where not measured")
     policies: dict[str, int] = Field({}, description="steps by the policy of their plan")
     parent_widths: dict[int, int] = Field({}, description="samples by parent width")
     child_widths: dict[int, int] = Field({}, description="samples by child width")
@@ -53,6 +54,13 @@ class Summary(BaseModel):
     collective_bytes: Bytes = Field({}, description="other collectives, by operation and scope")
     bytes_static: Bytes = Field({}, description="as bytes, of the static plans")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plans")
+    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, each on its slowest rank")
+    exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over ranks and steps")
+
+    @property
+    def exchange_rates(self) -> dict[str, float]:
+        """Effective bytes/s of one rank by site."""
+        return rates(self.bytes, self.exchange_seconds)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
@@ -93,6 +101,7 @@ def summarise(
         plan_wait_seconds=statistics.median([r.plan_wait_seconds for r in kept]) if kept else 0.0,
         plan_seconds=statistics.median([r.plan_seconds for r in kept]) if kept else 0.0,
         plan_bound_ratio=statistics.fmean(ratios) if ratios else None,
+        memory_bytes=max((r.memory_bytes for r in kept if r.memory_bytes is not None), default=None),
         policies=dict(Counter(r.policy for r in kept)),
         parent_widths=_total(r.parent_widths for r in kept),
         child_widths=_total(r.child_widths for r in kept),
@@ -100,6 +109,10 @@ def summarise(
         collective_bytes=_total_bytes(r.collective_bytes for r in kept),
         bytes_static=_total_bytes(r.bytes_static for r in kept),
         bytes_dynamic=_total_bytes(r.bytes_dynamic for r in kept),
+        phase_seconds={
+            name: total / len(kept) for name, total in _total_seconds(r.phase_seconds for r in kept).items()
+        },
+        exchange_seconds=_total_seconds(r.exchange_seconds for r in kept),
     )
 
 
@@ -133,6 +146,13 @@ def _total(counts: Iterable[dict[int, int]]) -> dict[int, int]:
     for each in counts:
         total.update(each)
     return dict(sorted(total.items()))
+
+
+def _total_seconds(each: Iterable[dict[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for seconds in each:
+        total.update(seconds)
+    return dict(total)
 
 
 def _total_bytes(each: Iterable[Bytes]) -> Bytes:
