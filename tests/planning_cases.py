@@ -45,7 +45,9 @@ def plans(draw: st.DrawFn, most: int = 12, longest: int = 600) -> Plan:
         parent = draw(st.sampled_from(topology.blocks))
         child = draw(st.sampled_from([b for b in topology.blocks if parent.contains(b)]))
         length = draw(st.integers(1, longest))
-        attention = draw(st.sampled_from(["ulysses", "kv_gather"])) if parent == child else "ulysses"
+        even = len(set(topology.node_sizes(parent))) == 1
+        kinds = ["ulysses", *(["kv_gather"] if parent == child else []), *(["hsap"] if even else [])]
+        attention = draw(st.sampled_from(kinds))
         placement = Placement(sample, length, Block(*parent), Block(*child), length - 1, attention)
         rounds[draw(st.integers(0, len(rounds) - 1))].append(placement)
     how = draw(st.sampled_from(["none", "selective", "full"]))

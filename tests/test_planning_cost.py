@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.errors import RaypackError
+from raypack.parallel.exchange import Heads
 from raypack.parallel.kv_gather import plan_gather
+from raypack.parallel.kv_routes import build_routes
 from raypack.parallel.layout import Layout, head_share
+from raypack.parallel.spread import build_spread
 from raypack.parallel.state import plan_states
-from raypack.parallel.topology import Block
+from raypack.parallel.topology import Block, Topology
 from raypack.planning.clock import pack_seconds, run_clock
 from raypack.planning.cost import PASSES, Costs
 from raypack.planning.evaluate import load_rounds
@@ -60,7 +62,7 @@ def brute_bytes(plan: Plan, model: ModelConfig, itemsize: int) -> dict[tuple[str
                 for index, tokens in zip(segments.placement.tolist(), segments.lengths.tolist(), strict=True):
                     placement = each.placements[index]
                     block = placement.parent if kind == "full" else placement.child
-                    if kind == "full" and placement.attention == "kv_gather":
+                    if kind == "full" and (placement.attention == "kv_gather" or spans_with_hsap(placement, topology)):
                         continue
                     share = head_share(model.heads, model.kv_heads, block.width)
                     for other in range(block.first, block.end):
@@ -73,9 +75,52 @@ def brute_bytes(plan: Plan, model: ModelConfig, itemsize: int) -> dict[tuple[str
                         for site, heads in sites.items():
                             key = (site, back if site.endswith("out") else scope)
                             total[key] = total.get(key, 0) + tokens * heads * times
-        for key, size in gathered_bytes(layout, model, PASSES[each.recompute].exchange, itemsize).items():
-            total[key] = total.get(key, 0) + size
+        passes = PASSES[each.recompute].exchange
+        for found in (gathered_bytes(layout, model, passes, itemsize), spread_bytes(layout, model, passes, itemsize)):
+            for key, size in found.items():
+                total[key] = total.get(key, 0) + size
     return {key: value for key, value in total.items() if value}
+
+
+def spans_with_hsap(placement: Placement, topology: Topology) -> bool:
+    return placement.attention == "hsap" and not topology.in_one_node(placement.parent)
+
+
+def spread_bytes(layout: Layout, model: ModelConfig, passes: int, itemsize: int) -> dict[tuple[str, str], int]:
+    """hsap over nodes, token by token and head by head, from the segments and routes that the layers use."""
+    topology, total = layout.topology, {}
+    unit = model.kinds.count("F") * model.head_dim * itemsize
+
+    def add(site: str, rank: int, other: int, size: int) -> None:
+        scope = "intra" if topology.node_of[other] == topology.node_of[rank] else "inter"
+        total[site, scope] = total.get((site, scope), 0) + (size * unit if other != rank else 0)
+
+    for rank in range(topology.world):
+        spread = build_spread(layout, rank)
+        if spread is None:
+            continue
+        share = head_share(model.heads, model.kv_heads, spread.width)
+        s, held = spread.schedule.segments, layout.segments(rank)
+        for index, low, high in zip(held.placement.tolist(), held.low.tolist(), held.high.tolist(), strict=True):
+            for document in np.flatnonzero(spread.placements == index).tolist():
+                mine = s.document == document
+                for a, b, node in zip(s.low[mine].tolist(), s.high[mine].tolist(), s.node[mine].tolist(), strict=True):
+                    for i, (q0, q1, k0, k1) in enumerate(share):
+                        other = spread.node_block(node).first + i
+                        tokens = max(0, min(b, high) - max(a, low))
+                        add("full_in", rank, other, passes * tokens * (q1 - q0 + 2 * (k1 - k0)))
+                        add("full_out", other, rank, passes * tokens * (q1 - q0))
+        routes = build_routes(spread, Heads(model.heads, model.kv_heads), spread.block)
+        for leg in routes.legs:
+            first, end = leg.parts[routes.index]
+            if leg.target is not None:
+                add("kv_exchange", rank, leg.target, passes * leg.sent * routes.vectors)
+            if leg.source is not None:
+                add("kv_exchange", rank, leg.source, (end - first) * routes.vectors)
+            for i, other in enumerate(routes.sharers):
+                low, high = leg.parts[i]
+                add("kv_exchange", rank, other, (passes * (end - first) + (high - low)) * routes.vectors)
+    return total
 
 
 def gathered_bytes(layout: Layout, model: ModelConfig, passes: int, itemsize: int) -> dict[tuple[str, str], int]:
@@ -224,10 +269,31 @@ def test_states_of_a_linear_layer_cost_the_same_for_any_number_of_tokens() -> No
     assert row[0] == pytest.approx(2 * state / CLUSTER.inter_rate + 2 * CLUSTER.inter_latency)
 
 
-def test_an_attention_without_a_cost_is_refused() -> None:
-    plan = Plan((2,), (Round((Placement(0, 8, Block(0, 2), Block(0, 2), 0, "hsap"),)),))
-    with pytest.raises(RaypackError, match="hsap"):
-        load_rounds(table_of(plan), plan.topology, Costs(MODEL, CLUSTER))
+def hsap_and_ulysses(heads: int, kv_heads: int, length: int, inter_rate: float) -> list:
+    model = MODEL.model_copy(update={"heads": heads, "kv_heads": kv_heads, "pattern": "F"})
+    cluster = CLUSTER.model_copy(update={"launch_seconds": 0.0, "inter_latency": 0.0, "inter_rate": inter_rate})
+    one = Placement(0, length, Block(0, 8), Block(0, 4), length - 1)
+    plans_ = [Plan((4, 4), (Round((one._replace(attention=kind),)),)) for kind in ("hsap", "ulysses")]
+    return [load_rounds(table_of(plan), plan.topology, Costs(model, cluster))[0] for plan in plans_]
+
+
+def test_hsap_goes_beyond_the_head_count() -> None:
+    """4 heads on 8 ranks: by heads, half of the ranks idle; over two nodes all of them work."""
+    hsap, ulysses = hsap_and_ulysses(4, 4, 4000, inter_rate=1e12)
+    assert np.count_nonzero(ulysses.full) == 4
+    assert hsap.full.max() == pytest.approx(ulysses.full.max() / 2, rel=2e-3)
+    assert hsap.full.sum() == pytest.approx(ulysses.full.sum())
+
+
+def test_keys_on_their_way_cost_only_what_attention_does_not_hide() -> None:
+    quick, _ = hsap_and_ulysses(4, 4, 4000, inter_rate=1e12)
+    slow, _ = hsap_and_ulysses(4, 4, 4000, inter_rate=1e6)
+    costs = Costs(MODEL.model_copy(update={"heads": 4, "kv_heads": 4, "pattern": "F"}), CLUSTER)
+    rows = 2828  # node 1 needs the tokens before the cut at 4000 / sqrt(2), of one KV head a rank
+    assert quick.sent["kv_exchange"][1].sum() == 4 * 3 * rows * 2 * 4 * costs.head_bytes
+    exposed = (slow.full_exchange - quick.full_exchange)[1]  # a rank of which no token crosses nodes
+    hidden = quick.full[1]
+    assert exposed + hidden == pytest.approx(2 * rows * 2 * costs.head_bytes / 1e6, rel=2e-2)
 
 
 def test_the_pinned_cluster_keeps_its_figures() -> None:

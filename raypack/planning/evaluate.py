@@ -15,7 +15,7 @@ from raypack.planning.bounds import bounds
 from raypack.planning.clock import run_clock
 from raypack.planning.cost import ITEMSIZE, Costs
 from raypack.planning.flops import model_flops
-from raypack.planning.load import KV_GATHER, SITES, RoundLoad, load_round
+from raypack.planning.load import SITES, ULYSSES, RoundLoad, load_round
 from raypack.planning.plan import RECOMPUTES, Plan, check_plan
 from raypack.planning.shapes import shapes
 from raypack.planning.table import Table, table_of
@@ -99,7 +99,7 @@ def evaluate_table(table: Table, topology: Topology, costs: Costs, sync: str, po
     # The floor must hold for every round, so it takes the cheapest recompute of the plan, and the largest cap.
     recompute = min(table.recompute, key=RECOMPUTES.index)
     cap = max(costs.cap(how) for how in table.recompute)
-    attention = "auto" if (table.attention == KV_GATHER).any() else "ulysses"
+    attention = "auto" if (table.attention != ULYSSES).any() else "ulysses"
     floor = bounds(shapes(topology, costs, recompute, attention), lengths, topology.world, cap)
     flops = model_flops(costs.model, lengths)
     return Evaluation(

@@ -75,9 +75,9 @@ def _node_sizes(topology: Topology, block: Block) -> tuple[int, ...]:
 
 
 def coefficients(
-    topology: Topology, costs: Costs, recompute: str, parent: Block, child: Block, *, gather: bool = False
+    topology: Topology, costs: Costs, recompute: str, parent: Block, child: Block, attention: str = "ulysses"
 ) -> tuple[float, ...]:
-    """Whether the child crosses nodes (0 or 1), then COEFFICIENTS in order; `gather`: full attention by kv_gather.
+    """Whether the child crosses nodes (0 or 1), then COEFFICIENTS in order; `attention`: of full layers.
 
     Tokens' shards and what receivers get hang together. If a rank of the child holds a share m of the sample, the whole
     stream is so long that every rank of the child computes at least m x n tokens; against that, a receiver gets up to m
@@ -85,18 +85,25 @@ def coefficients(
     and receivers' floors are those of even shards; else only receivers outside the child count.
 
     With kv_gather the stream may put the document on any of the ranks: the busiest computes at least its even share.
+    With hsap over nodes, at home whatever the plan holds besides, the document may move nothing; the busiest node
+    computes at least its even share.
     """
     passes = PASSES[recompute]
-    attention = costs.attention_seconds(recompute)
+    pair_seconds = costs.attention_seconds(recompute)
+    gather, nodes = attention == "kv_gather", len(topology.node_sizes(parent))
     crosses = not topology.in_one_node(child)
     above, below = costs.weights("ulysses", parent.width), costs.weights("ulysses", child.width)
     share, held = float(above.share.max()), float(above.into.max())
     if gather:
         share, held = 1 / parent.width, 2 * costs.model.kv_heads + costs.model.heads / parent.width
+    if attention == "hsap" and nodes > 1:
+        on_node = costs.weights("hsap", parent.width // nodes)
+        share, held = float(on_node.share.max()) / nodes, float(on_node.into.max()) / nodes
     times_full = costs.full_layers * passes.exchange
     times_sparse = costs.sparse_layers * passes.exchange
     linear = costs.token_seconds(recompute)
     full = _keys_floor(topology, costs, parent) if gather else _floor(topology, costs, parent, child)
+    full = _Floor(0.0, 0.0, 0.0, 0.0, 0.0) if attention == "hsap" and nodes > 1 else full
     sparse = _floor(topology, costs, child, child)
     even = linear >= times_full * full.slope + times_sparse * sparse.slope
     latency = 0.0
@@ -108,8 +115,8 @@ def coefficients(
         latency += costs.linear_layers * _state_seconds(topology, costs, recompute, child)
     return (
         float(crosses),
-        costs.full_layers * attention * share,
-        costs.sparse_layers * attention * float(below.share.max()),
+        costs.full_layers * pair_seconds * share,
+        costs.sparse_layers * pair_seconds * float(below.share.max()),
         linear,
         times_full * (full.even if even else full.any),
         times_sparse * (sparse.even if even else sparse.any),

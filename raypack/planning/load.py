@@ -19,6 +19,7 @@ from raypack.planning.spreads import SpreadDocuments, spread_load
 from raypack.planning.table import RoundTable
 
 SITES = ("full_in", "full_out", "kv_exchange", "kv_gather", "sparse_in", "sparse_out", "state_gather")
+ULYSSES = ATTENTIONS.index("ulysses")
 KV_GATHER = ATTENTIONS.index("kv_gather")
 HSAP = ATTENTIONS.index("hsap")
 
@@ -28,11 +29,12 @@ class RoundLoad:
     """One round on every rank. Arrays [world], seconds of one layer with all passes of a step unless said otherwise.
 
     Attributes:
-        full: attention of a full layer, launches included, and what hsap's keys take longer than it.
+        full: attention of a full layer, launches included.
         window: attention of a sparse layer, launches included.
         linear: projections and feed-forward of any layer.
         recurrent: what an L layer adds to that: its recurrence, and the gather of states (as if nothing hid it).
-        full_exchange, sparse_exchange: all-to-alls of a full / sparse layer, bytes only.
+        full_exchange, sparse_exchange: all-to-alls of a full / sparse layer, bytes only; and how much longer than
+            attention the keys of hsap and the gathers of kv_gather take.
         full_latency, sparse_latency: the same, latencies only.
         tokens: child tokens (count).
         full_held, sparse_held: tokens x heads held / heads of one token (count).
@@ -118,7 +120,7 @@ def load_round(rows: RoundTable, topology: Topology, costs: Costs, recompute: st
         times = layers[kind] * passes.exchange
         sent.update({site: (intra * times, inter * times) for site, (intra, inter) in bytes_.items()})
     if across.any():
-        seconds["full"] += spreads.seconds
+        seconds["full_exchange"] += spreads.seconds
         sent["kv_exchange"] = (layers["full"] * spreads.intra, layers["full"] * spreads.inter)
     recurrent = tokens * costs.recurrence_seconds(recompute)
     if stay.any():

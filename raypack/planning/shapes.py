@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raypack.parallel.topology import Topology
+from raypack.parallel.topology import Block, Topology
 from raypack.planning.cost import Costs
 from raypack.planning.floors import COEFFICIENTS, coefficients, variants
 
@@ -100,19 +100,19 @@ def shapes(topology: Topology, costs: Costs, recompute: str = "none", attention:
     """All legal (parent width, child width) of a topology.
 
     Where blocks of one width lie differently across nodes, each coefficient is the least over them, so that tables
-    stay a floor. `attention` of full layers: `kv_gather` has parent = child only; `auto` takes the lesser of both in
-    each coefficient.
+    stay a floor. `attention` of full layers: `kv_gather` has parent = child only, `hsap` parents with nodes of one
+    size; `auto` takes the least of all in each coefficient.
     """
     rows = []
     for (parent, child), pairs in sorted(variants(topology, costs).items()):
-        equal = parent == child
-        kinds = [False] if parent == 1 or attention == "ulysses" or not equal else [True]
-        if attention == "kv_gather" and not equal:
-            continue
-        if attention == "auto" and kinds == [True]:
-            kinds = [False, True]
-        found = [coefficients(topology, costs, recompute, *pair, gather=kind) for pair in pairs for kind in kinds]
-        rows.append((parent, child, *np.min(found, axis=0)))
+        found = [
+            coefficients(topology, costs, recompute, *pair, kind)
+            for pair in pairs
+            for kind in _kinds(topology, *pair)
+            if attention in (kind, "auto")
+        ]
+        if found:
+            rows.append((parent, child, *np.min(found, axis=0)))
     parent, child, crosses, *columns = np.array(rows, dtype=np.float64).T
     return Shapes(
         parent=parent.astype(np.int64),
@@ -122,3 +122,10 @@ def shapes(topology: Topology, costs: Costs, recompute: str = "none", attention:
         recompute=recompute,
         **dict(zip(COEFFICIENTS, columns, strict=True)),
     )
+
+
+def _kinds(topology: Topology, parent: Block, child: Block) -> tuple[str, ...]:
+    """The attentions that are possible; on one rank they are all the same."""
+    gathers = ("kv_gather",) if parent == child else ()
+    spreads = ("hsap",) if len(set(topology.node_sizes(parent))) == 1 else ()
+    return ("ulysses", *gathers, *spreads)
