@@ -8,7 +8,9 @@ another. Then local search, where the step has few enough samples for it to matt
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from raypack.planning.rounds import stack_rounds
 from raypack.planning.rules import free, places
 from raypack.planning.state import State
 from raypack.planning.table import Table
-from raypack.planning.uniform import entry_seconds
+from raypack.planning.uniform import entry_seconds, in_rounds, round_counts
 
 STRETCHES = (1.0, 1.01, 1.03, 1.08, 1.2)
 """Factors on the area bound that shapes are chosen for."""
@@ -30,7 +32,7 @@ LIFTS = (0.0, 0.006, 0.01, 0.02, 0.03, 0.045)
 """How far full parts of wide packs may grow by filling, as shares of the area bound."""
 
 ROUNDS = 2
-"""Rounds that samples with crossing parents may use."""
+"""Rounds that samples with crossing parents may use where packs of different rounds may overlap in time."""
 
 
 def joint_table(problem: Problem, bases: list[Table]) -> Table:
@@ -54,29 +56,36 @@ def construct(problem: Problem) -> list[Table]:
     seconds = np.where(shapes.fits(unique), shapes.seconds(unique), np.inf)
     used = problem.used(unique)
     node = max(problem.topology.nodes)
-    tables, seen = [], set()
-    for stretch in STRETCHES:
+    counts = (ROUNDS,) if problem.meets_in_packs else round_counts(problem)
+    tables, seen = list[Table](), set()
+    for rounds, stretch in product(counts, STRETCHES):
         limit = problem.bounds.area * stretch
-        choice = cheapest_within(seconds, used, limit)[index]
+        choice = cheapest_within(seconds, used, _round_limit(problem, limit, rounds))[index]
         wide = np.flatnonzero(shapes.parent[choice] > node)
-        key = (tuple(wide.tolist()), tuple(choice[wide].tolist()))
+        key = (rounds, tuple(wide.tolist()), tuple(choice[wide].tolist()))
         if not len(wide) or key in seen:
             continue
         seen.add(key)
-        state = place_wide(problem, wide, limit)
+        state = place_wide(problem, wide, limit, rounds)
         rest = np.setdiff1d(np.arange(len(index)), wide)
         tables.extend(_fillings(problem, state, rest))
     return tables
 
 
-def place_wide(problem: Problem, wide: np.ndarray, limit: float) -> State:
+def _round_limit(problem: Problem, limit: float, rounds: int) -> float:
+    """Seconds that one sample may take where the step may take `limit`."""
+    return limit if problem.meets_in_packs else limit / rounds
+
+
+def place_wide(problem: Problem, wide: np.ndarray, limit: float, rounds: int) -> State:
     """The samples `wide`, longest first, each at the place of least rank-seconds that keeps the step within `limit`."""
-    state = State(problem, ROUNDS)
+    state = State(problem, rounds)
     shapes, lengths = problem.shapes, problem.lengths
+    own = _round_limit(problem, limit, rounds)
     for sample in wide.tolist():
         n = lengths[sample : sample + 1]
         used, seconds, fits = problem.used(n)[0], shapes.seconds(n)[0], shapes.fits(n)[0]
-        quick = fits & (seconds <= max(limit, seconds[fits].min() * (1 + 1e-9)))
+        quick = fits & (seconds <= max(own, seconds[fits].min() * (1 + 1e-9)))
         options = np.flatnonzero(quick & (used <= 1.3 * used[quick].min()))
         found = places(state, tuple(options.tolist()))
         price = values(state, sample, found)
@@ -87,26 +96,46 @@ def place_wide(problem: Problem, wide: np.ndarray, limit: float) -> State:
     return state
 
 
-def _fillings(problem: Problem, wide: State, rest: np.ndarray) -> list[Table]:
-    """The wide samples with the rest filled in and stacked on top; with and without others sharing their packs."""
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """Samples that get parent = child: their rows, and width, seconds and rank-seconds of each: arrays [samples]."""
+
+    rows: np.ndarray
+    widths: np.ndarray
+    seconds: np.ndarray
+    busy: np.ndarray
+
+    def select(self, rows: np.ndarray | list[int]) -> _Rest:
+        kept = np.isin(self.rows, rows)
+        return _Rest(self.rows[kept], self.widths[kept], self.seconds[kept], self.busy[kept])
+
+
+def _rest(problem: Problem, rows: np.ndarray, rounds: int) -> _Rest:
     equal = problem.equal_shapes
-    lengths = problem.lengths[rest]
-    seconds = np.where(equal.fits(lengths), equal.seconds(lengths), np.inf)
-    busy = equal.seconds(lengths) * equal.parent
-    choice = cheapest_within(seconds, busy, problem.bounds.area)
-    single = equal.parent[choice] == 1
+    unique, index = np.unique(problem.lengths[rows], return_inverse=True)
+    seconds = np.where(equal.fits(unique), equal.seconds(unique), np.inf)
+    busy = equal.seconds(unique) * equal.parent
+    choice = cheapest_within(seconds, busy, _round_limit(problem, problem.bounds.area, rounds))
+    each = np.arange(len(unique)), choice
+    return _Rest(rows, equal.parent[choice][index], seconds[each][index], busy[each][index])
+
+
+def _fillings(problem: Problem, wide: State, rows: np.ndarray) -> list[Table]:
+    """The wide samples with the rest filled in and put on top; with and without others sharing their packs."""
+    rest = _rest(problem, rows, wide.rounds)
     shared = wide.copy()
-    apart = share(shared, rest.tolist(), busy[np.arange(len(rest)), choice], problem.bounds.area * 1.02)
-    starts = [(wide, np.ones(len(rest), dtype=bool))]
-    if len(apart) < len(rest):
-        starts.append((shared, np.isin(rest, apart)))
-    tables = []
+    apart = share(shared, rows.tolist(), rest.busy, problem.bounds.area * 1.02)
+    starts = [(wide, rest)]
+    if len(apart) < len(rows):
+        starts.append((shared, rest.select(apart)))
+    tables = list[Table]()
     for base, out in starts:
         quickest = float("inf")
+        singles, others = out.rows[out.widths == 1], out.rows[out.widths > 1]
         for lift in LIFTS:
             state = base.copy()
-            left = fill(state, rest[single & out].tolist(), lift * problem.bounds.area)
-            tables.append(stack_rest(problem, state, np.union1d(rest[~single & out], left).astype(np.int64)))
+            left = fill(state, singles.tolist(), lift * problem.bounds.area)
+            tables.append(_on_top(problem, state, out.select([*others.tolist(), *left])))
             value = problem.judge(tables[-1])
             if value > quickest:
                 break
@@ -114,15 +143,15 @@ def _fillings(problem: Problem, wide: State, rest: np.ndarray) -> list[Table]:
     return tables
 
 
-def stack_rest(problem: Problem, state: State, rest: np.ndarray) -> Table:
-    """Samples of `rest` with parent = child on top of the packs of `state`, in rounds of their own."""
-    equal, topology = problem.equal_shapes, problem.topology
-    lengths = problem.lengths[rest]
-    seconds = np.where(equal.fits(lengths), equal.seconds(lengths), np.inf)
-    choice = cheapest_within(seconds, equal.seconds(lengths) * equal.parent, problem.bounds.area)
-    widths, own = equal.parent[choice], seconds[np.arange(len(choice)), choice]
-    load, depth = finish(state), state.depth()
-    blocks = {int(w): topology.blocks_of_width(int(w)) for w in np.unique(widths)}
-    first = list_schedule(widths, own, blocks, load, entry_seconds(problem))
-    rounds = stack_rounds(problem, lengths, first, widths, depth)
-    return state.table((rest, rounds, first, widths))
+def _on_top(problem: Problem, state: State, rest: _Rest) -> Table:
+    """The rest by list: after the packs of `state` in rounds of their own, or evenly over its rounds beside them."""
+    topology, lengths = problem.topology, problem.lengths[rest.rows]
+    rounds = 1 if problem.meets_in_packs else state.rounds
+    blocks = {int(w): in_rounds(problem, int(w), rounds) for w in np.unique(rest.widths)}
+    beside = [state.packs(k).seconds for k in range(rounds)]
+    load = finish(state) if problem.meets_in_packs else np.concatenate(beside)
+    first = list_schedule(rest.widths, rest.seconds, blocks, load, entry_seconds(problem))
+    number, first = first // topology.world, first % topology.world
+    if problem.meets_in_packs:
+        number = stack_rounds(problem, lengths, first, rest.widths, state.depth())
+    return state.table((rest.rows, number, first, rest.widths))

@@ -10,8 +10,9 @@ from raypack.planning.search import Budget, improve
 from raypack.planning.state import State
 from raypack.planning.table import Table
 
-SAMPLES_PER_RANK = 12
-"""With more samples a rank, list scheduling alone is within a few thousandths of the bound, and search costs more."""
+SAMPLES_PER_RANK, SAMPLES = 12, 4096
+"""With more samples a rank, list scheduling alone is within a few thousandths of the bound; with more in all, a search
+is slow. What matters little is not tried there."""
 
 SPARE_ROUNDS = 1
 """Empty rounds that the search may use before and after those of the plan."""
@@ -22,9 +23,14 @@ FEW, FEW_STARTS, STARTS = 12, 4, 2
 Rules = Callable[[State], Callable[[int], Candidates]]
 
 
+def few_samples(problem: Problem) -> bool:
+    """Whether the step has so few samples that their sizes alone keep ranks waiting."""
+    return len(problem.lengths) <= min(SAMPLES_PER_RANK * problem.topology.world, SAMPLES)
+
+
 def worth_searching(problem: Problem) -> bool:
-    """Whether the step has few enough samples for search to matter."""
-    return problem.budget > 0 and len(problem.lengths) <= SAMPLES_PER_RANK * problem.topology.world
+    """Whether there is a budget, and few enough samples for it to matter."""
+    return problem.budget > 0 and few_samples(problem)
 
 
 def refine(problem: Problem, table: Table, rules: Rules, *, spare: int = SPARE_ROUNDS) -> tuple[Table, float]:

@@ -14,7 +14,7 @@ from raypack.planning.bounds import least_time
 from raypack.planning.greedy import cheapest_within, list_schedule
 from raypack.planning.grid import cover
 from raypack.planning.problem import Problem
-from raypack.planning.refine import refine, worth_searching
+from raypack.planning.refine import few_samples, refine, worth_searching
 from raypack.planning.rounds import mix_rounds, stack_rounds
 from raypack.planning.rules import free
 from raypack.planning.table import Table
@@ -81,7 +81,7 @@ def _on_tiles(problem: Problem, tiles: tuple[Block, ...], rounds: int) -> tuple[
 def dynamic_table(problem: Problem) -> Table:
     """Least-area widths under a time limit, list scheduling, then rounds in two styles; the best of several limits."""
     schedules = sorted(_schedules(problem), key=lambda schedule: schedule.makespan)
-    if not worth_searching(problem):
+    if not few_samples(problem):
         schedules = schedules[:KEPT]
     tables = [static_table(problem)]
     for schedule in schedules:
@@ -106,7 +106,7 @@ def _schedules(problem: Problem) -> list[Schedule]:
     area = equal.seconds(unique) * equal.parent
     time = least_time(seconds, area, counts, world)
     # With few samples one width for most of them can leave less waiting than the least areas do.
-    least_widths = range(len(equal)) if worth_searching(problem) else (0,)
+    least_widths = range(len(equal)) if few_samples(problem) else (0,)
     found, seen = [], set()
     for rounds, stretch, least in product(round_counts(problem), STRETCHES, least_widths):
         allowed = np.where(equal.parent >= equal.parent[least], seconds, np.inf)
@@ -117,7 +117,7 @@ def _schedules(problem: Problem) -> list[Schedule]:
             continue
         seen.add(key)
         widths = equal.parent[choice][index]
-        blocks = {int(w): _in_rounds(problem, int(w), rounds) for w in np.unique(widths)}
+        blocks = {int(w): in_rounds(problem, int(w), rounds) for w in np.unique(widths)}
         load = np.zeros(world * rounds)
         chosen = list_schedule(widths, reach[index], blocks, load, entry_seconds(problem))
         makespan = float(load.max()) * rounds
@@ -134,7 +134,7 @@ def round_counts(problem: Problem) -> range:
     return range(least, least + MORE_ROUNDS)
 
 
-def _in_rounds(problem: Problem, width: int, rounds: int) -> list[Block]:
+def in_rounds(problem: Problem, width: int, rounds: int) -> list[Block]:
     """Blocks of a width in every round; round k's ranks are numbered from k x world."""
     world = problem.topology.world
     blocks = problem.topology.blocks_of_width(width)
@@ -148,7 +148,7 @@ def _cut(problem: Problem, schedule: Schedule) -> list[Table]:
         return [problem.table(schedule.rounds, first, widths, first, widths)]
     depth = np.zeros(problem.topology.world, dtype=np.int64)
     cuts = [stack_rounds(problem, lengths, first, widths, depth)]
-    if worth_searching(problem):
+    if few_samples(problem):
         cuts.append(mix_rounds(problem, lengths, first, widths))
     return [problem.table(rounds, first, widths, first, widths) for rounds in cuts]
 
