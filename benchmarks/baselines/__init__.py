@@ -1,0 +1,1 @@
+"""Other methods of sequence parallelism, for comparison only: nothing in raypack uses them."""
