@@ -1,0 +1,21 @@
+"""Train a hybrid of linear and full attention (LASP-2, LASP-2H), on Ray Train.
+
+python jobs/train_linear.py                                  # local: 8 CPU workers seen as 2 nodes of 4
+python jobs/train_linear.py --run jobs/linear_gpu.toml       # 64 GPUs
+ray job submit -- python jobs/train_linear.py --run.steps 100
+"""
+
+import os
+import sys
+from pathlib import Path
+
+# Every step has other sizes: without this the CUDA allocator fragments.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+try:
+    from raypack.training.job import main
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error} for {sys.executable}: `make setup`, then use .venv/bin/python; or install raypack there")
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path(__file__).with_name("linear_local.toml"), __doc__))
