@@ -19,9 +19,10 @@ from raypack.cli import main
 from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
-from raypack.observe.plots import SKETCHES, plots
+from raypack.observe.plots import plots
 from raypack.observe.record import StepRecord, ids_digest
 from raypack.observe.series import columns
+from raypack.observe.sketches import SKETCHES
 from raypack.observe.steps import read_steps
 from raypack.observe.stored_plan import plan_file, run_config
 from raypack.observe.tail import Tail, follow
