@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypack.config import TrainSection
+from raypack.config import TrainSection, load_cluster
 from raypack.parallel.topology import Topology
+from raypack.planning.evaluate import evaluate
 from raypack.planning.plan import Plan, Round
-from tests.ranks import Case, groups_made_on_rank, tiny_model
+from tests.ranks import Case, gradients_on_rank, groups_made_on_rank, tiny_model
 from tests.strategies import plans
 from tests.test_hsap_attention import hsap
 from tests.test_hsap_exchange import EVEN
@@ -51,6 +52,25 @@ def test_any_plan_with_hsap_gives_the_loss_and_gradients_of_one_rank(pool, data,
     plan = data.draw(plans(Topology(nodes), gather=True, spread=True))
     if plan.labels:
         check(pool, Case(tiny_model(kv_heads=data.draw(st.sampled_from([1, 2, 4])), experts=0)), plan)
+
+
+@settings(settings.get_profile("ranks"), max_examples=8)
+@given(data=st.data(), nodes=EVEN)
+def test_the_ledger_counts_what_the_cost_model_says_by_site_and_scope(pool, data, nodes):
+    plan = data.draw(plans(Topology(nodes), spread=True))
+    if not plan.labels:
+        return
+    case = Case(tiny_model(pattern="FS", layers=3), TrainSection(dtype="float32", chunk_tokens=9))
+    cluster = load_cluster("local-2x4", {"rank_tokens_max": 10_000})
+    expected = evaluate(plan, cluster, case.model, itemsize=4).bytes
+    counted: dict[tuple[str, str], int] = {}
+    for _, _, ledger in pool.run(plan.topology.world, gradients_on_rank, case, plan):
+        for key, count in ledger["exchanged"].items():
+            counted[key] = counted.get(key, 0) + count
+    for site, scopes in expected.items():
+        for scope, count in scopes.items():
+            assert counted.pop((site, scope), 0) == count, (site, scope)
+    assert not any(counted.values())
 
 
 def test_hsap_makes_no_group(pool):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raypack.parallel.topology import Block, Topology
 
-SITES = ("full_in", "full_out", "sparse_in", "sparse_out")
+SITES = ("full_in", "full_out", "kv_exchange", "sparse_in", "sparse_out")
 SCOPES = ("intra", "inter")
 COLLECTIVES = (
     "gradient_reduce", "parameter_gather", "agreement", "balance_reduce", "metric_reduce", "state_gather", "conv_halo",
@@ -20,10 +20,11 @@ COLLECTIVES = (
 class Ledger:
     """Counters of one rank.
 
-    `exchanged[(site, scope)]` = bytes of all-to-alls sent to *other* ranks, forward, backward and replays alike.
+    `exchanged[(site, scope)]` = bytes of exchanges sent to *other* ranks, forward, backward and replays alike:
+    all-to-alls, and the point-to-point calls of hsap (`kv_exchange`).
     `collected[(op, scope)]` = bytes of all other collectives: `state_gather`, `kv_gather` and `conv_halo` as copies to
     each other rank (`count_copies`), the rest by the ring formula of `count_ring`.
-    `seconds[site]` = wall time inside the all-to-alls where the device is a CPU (a GPU's run asynchronously).
+    `seconds[site]` = wall time inside the exchanges where the device is a CPU (a GPU's run asynchronously).
     """
 
     topology: Topology
