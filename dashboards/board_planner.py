@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import INTER, RANK, Board, Row, a_step, imbalance, number, series, speed, value
+from dashboards.panels import INTER, PLANNED, RANK, Board, Row, a_step, imbalance, number, sent, series, speed, value
 
 LATE = f"{speed('raypack_plan_late_seconds_total')} / {speed('raypack_step_seconds_sum')}"
 
@@ -88,22 +88,22 @@ WORTH = Row(
         series(
             "Bytes across nodes a step",
             "This run, and what static and dynamic plans would send",
-            (a_step("raypack_all_to_all_bytes_total", INTER), "{{run}} sent"),
-            (a_step("raypack_policy_bytes_total", INTER, 'policy="static"'), "{{run}} as static"),
-            (a_step("raypack_policy_bytes_total", INTER, 'policy="dynamic"'), "{{run}} as dynamic"),
+            (f"{sent(INTER)} / {speed('raypack_step_seconds_count')}", "{{run}} sent"),
+            (a_step(PLANNED, INTER, 'policy="static"'), "{{run}} as static"),
+            (a_step(PLANNED, INTER, 'policy="dynamic"'), "{{run}} as dynamic"),
             unit="bytes",
         ),
         series(
             "Static plans, by site and scope",
             "Bytes a second that they would have sent",
-            (speed("raypack_policy_bytes_total", 'policy="static"', by="site, scope"), "{{site}} {{scope}}"),
+            (speed(PLANNED, 'policy="static"', by="site, scope"), "{{site}} {{scope}}"),
             unit="Bps",
             stacked=True,
         ),
         series(
             "Dynamic plans, by site and scope",
             "Bytes a second that they would have sent",
-            (speed("raypack_policy_bytes_total", 'policy="dynamic"', by="site, scope"), "{{site}} {{scope}}"),
+            (speed(PLANNED, 'policy="dynamic"', by="site, scope"), "{{site}} {{scope}}"),
             unit="Bps",
             stacked=True,
         ),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dashboards.panels import (
+    COLLECTED,
+    EXCHANGED,
     INTER,
+    PLANNED,
     RANK,
     Board,
     Row,
@@ -12,13 +15,11 @@ from dashboards.panels import (
     imbalance,
     number,
     quantile,
+    sent,
     series,
     speed,
     value,
 )
-
-SENT = "raypack_all_to_all_bytes_total"
-PLANNED = "raypack_policy_bytes_total"
 
 NOW = Row(
     "Now",
@@ -83,8 +84,8 @@ TRAFFIC = Row(
     (
         series(
             "Between nodes: this run, and what static and dynamic plans would send",
-            "Exchange bytes across nodes, all ranks together",
-            (speed(SENT, INTER), "{{run}} sent"),
+            "Bytes across nodes that depend on the plan, all ranks together",
+            (sent(INTER), "{{run}} sent"),
             (speed(PLANNED, INTER, by="run, policy"), "{{run}} as {{policy}}"),
             unit="Bps",
             span=12,
@@ -92,27 +93,28 @@ TRAFFIC = Row(
         series(
             "Share of exchange bytes that cross nodes",
             "Falls as children stay inside nodes",
-            (f"{speed(SENT, INTER)} / {speed(SENT)}", "{{run}}"),
+            (f"{sent(INTER)} / {sent()}", "{{run}}"),
             unit="percentunit",
             span=12,
         ),
         series(
             "Exchanges by site and scope",
             "Sent to other ranks: forward, backward and replays",
-            (speed(SENT, by="site, scope"), "{{site}} {{scope}}"),
+            (speed(EXCHANGED, by="site, scope"), "{{site}} {{scope}}"),
             unit="Bps",
             stacked=True,
         ),
         series(
             "Effective rate of a rank, by site",
             "Bytes sent over the time inside the exchange, waiting for others included; CPU only",
-            (f"{speed(SENT, by='site')} / {speed('raypack_all_to_all_seconds_total', by='site')}", "{{site}}"),
+            (f"{speed(EXCHANGED, by='site')} / {speed('raypack_all_to_all_seconds_total', by='site')}", "{{site}}"),
+            (f"{speed(COLLECTED, by='op')} / {speed('raypack_collective_seconds_total', by='op')}", "{{op}}"),
             unit="Bps",
         ),
         series(
             "Other collectives",
             "Gradients, parameters, agreement; by the ring formula",
-            (speed("raypack_collective_bytes_total", by="op, scope"), "{{op}} {{scope}}"),
+            (speed(COLLECTED, by="op, scope"), "{{op}} {{scope}}"),
             unit="Bps",
             stacked=True,
         ),

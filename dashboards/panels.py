@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from raypack.observe.record import PLANNED_COLLECTIVES
+
 RUN = 'run=~"$run"'
 RANK = 'rank=~"$rank"'
 RATE = "[$__rate_interval]"
 INTER = 'scope="inter"'
+EXCHANGED = "raypack_all_to_all_bytes_total"
+COLLECTED = "raypack_collective_bytes_total"
+PLANNED = "raypack_policy_bytes_total"
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,12 @@ def value(metric: str, *extra: str) -> str:
 def speed(metric: str, *extra: str, by: str = "run") -> str:
     """A counter's growth a second, summed by labels."""
     return f"sum by ({by}) (rate({value(metric, *extra)}{RATE}))"
+
+
+def sent(*extra: str) -> str:
+    """Bytes a second that depend on the plan: exchanges, and the collectives that plans are costed with."""
+    planned = f'op=~"{"|".join(PLANNED_COLLECTIVES)}"'
+    return f"({speed(EXCHANGED, *extra)} + {speed(COLLECTED, planned, *extra)})"
 
 
 def a_step(metric: str, *extra: str) -> str:

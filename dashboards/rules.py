@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboards.panels import INTER
+from raypack.observe.record import PLANNED_COLLECTIVES
+
 # Windows are long against a step: at scale one takes tens of seconds.
 WINDOW = "10m"
 
@@ -38,7 +41,13 @@ def _growth(metric: str, by: str = "run") -> str:
     return f"sum by ({by}) (rate({metric}[{WINDOW}]))"
 
 
-_INTER = 'raypack_all_to_all_bytes_total{scope="inter"}'
+def _sent(*matchers: str) -> str:
+    """As `panels.sent`: bytes that depend on the plan."""
+    planned = f'op=~"{"|".join(PLANNED_COLLECTIVES)}"'
+    exchanged = _growth(f"raypack_all_to_all_bytes_total{{{', '.join(matchers)}}}")
+    collected = _growth(f"raypack_collective_bytes_total{{{', '.join((planned, *matchers))}}}")
+    return f"({exchanged} + {collected})"
+
 
 RECORDINGS = (
     Recording("run:raypack_tokens:rate10m", _growth("raypack_tokens_total")),
@@ -48,7 +57,7 @@ RECORDINGS = (
     ),
     Recording(
         "run:raypack_inter_bytes:ratio10m",
-        f"{_growth(_INTER)} / {_growth('raypack_all_to_all_bytes_total')}",
+        f"{_sent(INTER)} / {_sent()}",
     ),
     Recording(
         "run:raypack_plan_late:ratio10m",

@@ -124,8 +124,8 @@ def test_every_expression_parses_and_names_declared_metrics_and_labels_only(expr
         assert set(matched) <= DECLARED[selector.name]
         labels = {label.name: label for label in _metric(selector.name).labels}
         for name, value in matched.items():
-            if value != ".*":
-                labels[name].check(value)
+            for each in value.split("|") if value != ".*" else ():
+                labels[name].check(each)
     for by, below in groupings(tree):
         for selector in below:
             assert by - {"le"} <= DECLARED[selector.name]

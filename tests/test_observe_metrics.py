@@ -17,6 +17,8 @@ from raypack.observe import metrics
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.metrics import METRICS, Label, Metric
 from raypack.observe.record import StepRecord, merge
+from raypack.parallel.ledger import COLLECTIVES, SITES
+from raypack.planning.load import SITES as PLANNED_SITES
 from tests.observe_cases import FACTS, record, report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,7 +161,8 @@ def test_unknown_phases_are_other_and_unknown_sites_are_refused() -> None:
     exporter.update(record(phase_seconds={"dance": 1.0, "sing": 0.5}), replayed=False)
     assert scrape(exporter)["raypack_phase_seconds", (("phase", "other"),)] == 1.5
     with pytest.raises(RaypackError, match="site = 'nowhere'"):
-        exporter.update(record(bytes={"nowhere": {"intra": 1, "inter": 0}}), replayed=False)
+        exporter.update(record(1, bytes={"nowhere": {"intra": 1, "inter": 0}}, rank_tokens=[7, 8]), replayed=False)
+    assert scrape(exporter)["raypack_rank_tokens", (("rank", "1"),)] == 8, "the rest is taken in all the same"
 
 
 def test_a_record_without_facts_exports() -> None:
@@ -205,3 +208,22 @@ def test_a_thousand_steps_leave_the_series_count_constant() -> None:
             counts.append(len(scrape(exporter)))
     assert counts[0] == counts[1]
     assert counts[1] < 300
+
+
+def test_whatever_a_ledger_counts_or_times_has_a_series() -> None:
+    both = {"intra": 2, "inter": 3}
+    exporter = Exporter("a")
+    exporter.update(
+        record(
+            bytes=dict.fromkeys(SITES, both),
+            collective_bytes=dict.fromkeys(COLLECTIVES, both),
+            bytes_static=dict.fromkeys(PLANNED_SITES, both),
+            exchange_seconds=dict.fromkeys((*SITES, *COLLECTIVES), 0.5),
+        ),
+        replayed=False,
+    )
+    found = scrape(exporter)
+    for site in SITES:
+        assert found["raypack_all_to_all_seconds_total", (("site", site),)] == 0.5
+    for op in COLLECTIVES:
+        assert found["raypack_collective_seconds_total", (("op", op),)] == 0.5

@@ -77,7 +77,7 @@ def compare(
 
 def _figures(s: Summary) -> list[tuple[str, float | None]]:
     steps = s.steps or None
-    sent, static = by_scope(s.bytes), by_scope(s.bytes_static)
+    sent, static = by_scope(s.comparable_bytes), by_scope(s.bytes_static)
     return [
         ("steps", s.steps),
         ("last loss", s.last_loss),

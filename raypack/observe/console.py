@@ -25,7 +25,7 @@ DISPENSABLE = ("children", "parents", "seconds", "plan wait", "MFU")
 
 def cells(record: StepRecord) -> dict[str, str]:
     """A record as text, one entry for each of `COLUMNS`; "" where there is nothing to say."""
-    sent = by_scope(record.bytes)
+    sent = by_scope(record.comparable_bytes)
     values = (
         f"{record.step}" + ("" if record.attempt == 0 else f" (attempt {record.attempt})"),
         "skipped" if record.complete and not record.applied else figure(record.loss, "{:.4f}"),
@@ -165,10 +165,10 @@ def _byte_rows(s: Summary) -> list[tuple[str, str]]:
     rows = [
         (name, _scopes(counts))
         for name, counts in (
-            ("exchanges", s.bytes),
+            ("exchanges", s.comparable_bytes),
             ("as static plans", s.bytes_static),
             ("as dynamic plans", s.bytes_dynamic),
-            ("other collectives", s.collective_bytes),
+            ("other collectives", {op: b for op, b in s.collective_bytes.items() if op not in s.comparable_bytes}),
         )
         if counts
     ]

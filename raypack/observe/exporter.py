@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from raypack.errors import RaypackError
 from raypack.observe.metrics import METRICS, PHASES, POLICY, Metric
 from raypack.observe.record import Bytes, StepRecord
+from raypack.parallel.ledger import COLLECTIVES
 
 
 class Exporter:
@@ -32,11 +33,20 @@ class Exporter:
                 self._start_at_zero(metric)
 
     def update(self, record: StepRecord, replayed: bool) -> None:
-        """Take in a record; `replayed` says that an earlier attempt had done the step."""
+        """Take in a record; `replayed` says that an earlier attempt had done the step.
+
+        Raises:
+            RaypackError: a label outside its set; everything else is taken in all the same.
+        """
         self._progress(record, replayed)
-        self._traffic(record)
-        self._planning(record)
-        self._ranks(record)
+        unknown: list[RaypackError] = []
+        for part in (self._traffic, self._planning, self._ranks):
+            try:
+                part(record)
+            except RaypackError as error:
+                unknown.append(error)
+        if unknown:
+            raise unknown[0]
 
     def close(self) -> None:
         """The registry stays as it is; `Endpoint` serves it and stops serving it."""
@@ -95,7 +105,8 @@ class Exporter:
         self._add_bytes("raypack_policy_bytes_total", record.bytes_static, "static")
         self._add_bytes("raypack_policy_bytes_total", record.bytes_dynamic, "dynamic")
         for site, seconds in record.exchange_seconds.items():
-            self._series("raypack_all_to_all_seconds_total", site).inc(seconds)
+            kind = "collective" if site in COLLECTIVES else "all_to_all"
+            self._series(f"raypack_{kind}_seconds_total", site).inc(seconds)
 
     def _add_bytes(self, name: str, counts: Bytes, *before: str) -> None:
         for first, scopes in counts.items():

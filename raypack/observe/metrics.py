@@ -137,6 +137,10 @@ METRICS: tuple[Metric, ...] = (
         "raypack_all_to_all_seconds_total", "counter", "seconds",
         "Time of ranks inside exchanges, added up: bytes over it = effective rate of a rank; 0 on GPUs", (SITE,),
     ),
+    Metric(
+        "raypack_collective_seconds_total", "counter", "seconds",
+        "The same for other collectives, those that are timed", (OP,),
+    ),
     Metric("raypack_plans_total", "counter", "", "Steps by the policy their plan came from", (POLICY,)),
     Metric("raypack_rounds_total", "counter", "", "Rounds run"),
     Metric("raypack_block_samples_total", "counter", "", "Samples by width of their parent and child", (BLOCK, WIDTH)),

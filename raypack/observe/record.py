@@ -17,8 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from raypack.config import first_fault
 from raypack.errors import RaypackError
+from raypack.parallel.ledger import COLLECTIVES
+from raypack.planning.load import SITES as PLANNED_SITES
 
 RECORD_VERSION = 1
+
+PLANNED_COLLECTIVES = tuple(op for op in COLLECTIVES if op in PLANNED_SITES)
 
 K = TypeVar("K")
 
@@ -136,7 +140,7 @@ class StepRecord(BaseModel):
     layer_seconds: dict[str, dict[str, float]] = Field(
         {}, description="by kind of layer and direction, on its slowest rank"
     )
-    exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over the ranks")
+    exchange_seconds: dict[str, float] = Field({}, description="inside exchanges, by site or operation, of all ranks")
     sample_ids_digest: str = Field("", description="of the sample ids, sorted")
 
     @field_validator("loss", "heldout_loss", "grad_norm", "plan_bound_ratio", "mfu")
@@ -154,9 +158,14 @@ class StepRecord(BaseModel):
         return "checkpoint" in self.phase_seconds
 
     @property
+    def comparable_bytes(self) -> Bytes:
+        """What `bytes_static` and `bytes_dynamic` count of their plans, of this step."""
+        return comparable(self.bytes, self.collective_bytes)
+
+    @property
     def exchange_rates(self) -> dict[str, float]:
         """Effective bytes/s of one rank by site."""
-        return rates(self.bytes, self.exchange_seconds)
+        return rates({**self.bytes, **self.collective_bytes}, self.exchange_seconds)
 
     def to_json(self) -> str:
         """One line."""
@@ -246,6 +255,11 @@ def imbalance(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     total = sum(known)
     return max(known) * len(known) / total if total > 0 else None
+
+
+def comparable(exchanged: Bytes, collected: Bytes) -> Bytes:
+    """Bytes that depend on the plan: exchanges, and the collectives that plans are costed with."""
+    return {**exchanged, **{op: collected[op] for op in PLANNED_COLLECTIVES if op in collected}}
 
 
 def rates(sent: Bytes, seconds: Mapping[str, float]) -> dict[str, float]:

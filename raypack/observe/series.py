@@ -52,7 +52,7 @@ def columns(records: Sequence[StepRecord], points: int = POINTS_MAX) -> Columns:
 
 def scope_bytes(record: StepRecord, scope: str, policy: str = "") -> float | None:
     """Exchange bytes of a step in `scope`: sent, or of the `static` or `dynamic` plan; None where not recorded."""
-    counts = {"": record.bytes, "static": record.bytes_static, "dynamic": record.bytes_dynamic}[policy]
+    counts = {"": record.comparable_bytes, "static": record.bytes_static, "dynamic": record.bytes_dynamic}[policy]
     return by_scope(counts)[scope] if counts or not policy else None
 
 

@@ -47,7 +47,7 @@ class TensorBoard:
 
 def scalars(record: StepRecord) -> dict[str, float]:
     """The figures of a record as `{group/name: value}`; what is unknown is left out."""
-    sent, static = by_scope(record.bytes), by_scope(record.bytes_static)
+    sent, static = by_scope(record.comparable_bytes), by_scope(record.bytes_static)
     found: dict[str, float | None] = {
         "learning/loss": record.loss if record.applied else None,
         "learning/heldout_loss": record.heldout_loss,

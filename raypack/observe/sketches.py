@@ -100,13 +100,13 @@ def _bytes(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
         _across_steps(axis, f"MB a step {where}")
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=8, frameon=False)
-    return any(sum(by_scope(each).values()) for r in kept.records for each in (r.bytes, r.bytes_static))
+    return any(sum(by_scope(each).values()) for r in kept.records for each in (r.comparable_bytes, r.bytes_static))
 
 
 def _sites(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     (axis,) = axes
     sources = {
-        "sent": [r.bytes for r in kept.records],
+        "sent": [r.comparable_bytes for r in kept.records],
         "static plans": [r.bytes_static for r in kept.records],
         "dynamic plans": [r.bytes_dynamic for r in kept.records],
     }

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypack.config import first_fault
 from raypack.errors import RaypackError
-from raypack.observe.record import Bytes, StepRecord, rates
+from raypack.observe.record import Bytes, StepRecord, comparable, rates
 
 SUMMARY_FILE = "summary.json"
 SUMMARY_VERSION = 1
@@ -58,9 +58,14 @@ class Summary(BaseModel):
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over ranks and steps")
 
     @property
+    def comparable_bytes(self) -> Bytes:
+        """What `bytes_static` and `bytes_dynamic` count of their plans, of this run."""
+        return comparable(self.bytes, self.collective_bytes)
+
+    @property
     def exchange_rates(self) -> dict[str, float]:
         """Effective bytes/s of one rank by site."""
-        return rates(self.bytes, self.exchange_seconds)
+        return rates({**self.bytes, **self.collective_bytes}, self.exchange_seconds)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
