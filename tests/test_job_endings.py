@@ -3,7 +3,6 @@ nothing left behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from itertools import pairwise
@@ -13,12 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raypack.config import Config, DataSection
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import Summary, read_summary
+from raypack.parallel.topology import Topology
 from raypack.planning.plan import plan_from_json
-from tests.job_runs import ROOT, Started, start_job, tiny_corpus, tiny_run
+from raypack.planning.planner import StepPlanner
+from raypack.training.checkpoint import newest
+from tests.job_runs import ROOT, TINY, Started, start_job, tiny_corpus, tiny_run
 
 pytestmark = pytest.mark.ray
 
@@ -57,19 +60,43 @@ def failed_in_one_line(job: Started) -> str:
     return job.err
 
 
-def test_ctrl_c_while_training_keeps_records_and_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
-    with start(tmp_path, corpus, run={"steps": FOREVER}) as job:
-        job.wait_until(lambda: "step 2 " in job.out, "step 2")
-        workers = job.family("RayTrainWorker")
-        assert len(workers) == 2
+def test_after_ctrl_c_nothing_is_left_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
+    # A learning rate that does not depend on the number of steps, which the second attempt changes.
+    train = {"checkpoint_every": 3, "checkpoint_keep": 3, "lr_min_share": 1.0}
+    with start(tmp_path, corpus, run={"steps": FOREVER}, train=train) as job:
+        job.wait_until(lambda: "step 9 " in job.out, "step 9")
+        assert len(job.family("RayTrainWorker")) == 2
         job.interrupt()
         assert job.wait(60) == 130
         assert job.err == "error: interrupted\n"
         assert job.wait_for_family_to_end() == []
     assert "interrupted" in job.out  # the summary's table
-    summary = kept(tmp_path)
-    assert summary.stop_reason == "interrupted"
-    assert summary.steps >= 3
+    first = kept(tmp_path)
+    assert (first.stop_reason, first.restarts) == ("interrupted", 0)
+
+    for _ in range(2):  # the newest may be ahead of the last record: one more, and some steps run twice
+        damaged = newest(run_dir(tmp_path))
+        assert damaged is not None
+        os.truncate(next(damaged.glob("*.distcp")), 10)
+    resumed = newest(run_dir(tmp_path))
+    assert resumed is not None
+    begin, end = int(resumed.name.removeprefix("step-")), first.steps + 3
+    arguments = ("--run", str(run_dir(tmp_path) / "config.toml"), "--run.resume", "auto", "--run.steps", str(end))
+    with start_job(tmp_path, *arguments) as job:
+        assert job.wait() == 0, job.out + job.err
+    last = kept(tmp_path)
+    assert (last.stop_reason, last.steps, last.restarts) == ("finished", end, 1)
+    assert last.replayed_steps == first.steps - begin > 0
+    records = read_steps(run_dir(tmp_path))
+    again = {r.step: r for r in records if r.attempt == 1}
+    assert list(again) == list(range(begin, end))
+    for record in records:  # a step that was run twice was the same step
+        if record.attempt == 0 and record.step in again:
+            assert not record.effective
+            replayed = again[record.step]
+            assert (record.loss, record.sample_ids_digest) == (replayed.loss, replayed.sample_ids_digest)
+    effective = [r for r in records if r.effective]
+    assert all(a.epoch < b.epoch or a.first_sample + a.sample_count == b.first_sample for a, b in pairwise(effective))
 
 
 def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path, corpus: Path) -> None:
@@ -144,11 +171,7 @@ def test_a_rank_that_cannot_read_its_tokens_ends_all_ranks_with_its_reason(tmp_p
 
 def _damage_a_document(path: Path) -> int:
     """Put an unknown token id into a document of the second step."""
-    from tests.job_runs import TINY
-
     corpus = Corpus.open(path)
-    from raypack.config import DataSection
-
     stream = training_stream(corpus, DataSection(**TINY["data"]))
     document = int(stream.step(stream.step(stream.start).after).samples.ids[0])
     offset = int(corpus.lengths[:document].sum())
@@ -172,13 +195,7 @@ def test_a_killed_planner_comes_back_and_the_run_goes_on_with_the_same_plans(tmp
     plans = [plan_from_json(f.read_text()) for f in files]
     assert all(a.after == b.before for a, b in pairwise(plans))
     # What a planner in one piece would have planned.
-    from raypack.config import Config
-    from raypack.parallel.topology import Topology
-    from raypack.planning.planner import StepPlanner
-    from tests.job_runs import TINY
-
-    data = json.loads(json.dumps(TINY))
-    planner_here = StepPlanner(Config.model_validate(data), Corpus.open(corpus))
+    whole = StepPlanner(Config.model_validate(TINY), Corpus.open(corpus))
     for i, plan in enumerate(plans):
         assert plan.before is not None
-        assert planner_here.plan(Topology((1, 1)), i, plan.before).plan == plan
+        assert whole.plan(Topology((1, 1)), i, plan.before).plan == plan

@@ -127,13 +127,7 @@ def _set_up(settings: WorkerSettings) -> Run:
     device = ray.train.torch.get_device() if config.topology.gpus_per_worker > 0 else torch.device("cpu")
     topology = _topology(config)
     groups = Groups(topology, device, config.timeouts.collective)
-    corpus, trouble = None, None
-    try:
-        corpus = Corpus.open(settings.corpus)
-    except RaypackError as error:
-        trouble = str(error)
-    agree(groups.host, bytes(32), "a corpus", trouble)
-    assert corpus is not None
+    corpus, identity = _same_everywhere(groups, settings)
     parameters = build_parameters(config.model, config.train, config.run.seed, groups, device)
     trainer = Trainer(
         parameters=parameters,
@@ -143,12 +137,31 @@ def _set_up(settings: WorkerSettings) -> Run:
         wire=Wire(groups, Ledger(topology, rank)),
         groups=groups,
         device=device,
-        identity=digest_of(code_version(), config.model_dump_json(), corpus.fingerprint),
+        identity=identity,
         attempt=settings.attempt,
         watch=Stopwatch(device),
     )
     source = PlanSource(settings.planner, settings.attempt, topology, config.timeouts.plan)
     return Run(config, Path(settings.run_dir), topology, rank, corpus, trainer, source)
+
+
+def _same_everywhere(groups: Groups, settings: WorkerSettings) -> tuple[Corpus, bytes]:
+    """The corpus, and the digest of all that every rank must have alike: code, settings and corpus.
+
+    Raises:
+        RaypackError: on all ranks, where one has something else, or cannot read the corpus.
+    """
+    corpus, trouble = None, None
+    try:
+        corpus = Corpus.open(settings.corpus)
+    except RaypackError as error:
+        trouble = str(error)
+    code, config = code_version(), digest_of(settings.config.model_dump_json()).hex()
+    prints = corpus.fingerprint if corpus is not None else ""
+    identity = digest_of(code, config, prints)
+    agree(groups.host, identity, f"code {code[:12]}, settings {config[:12]}, corpus {prints[:12]}", trouble)
+    assert corpus is not None
+    return corpus, identity
 
 
 def _topology(config: Config) -> Topology:
