@@ -141,9 +141,9 @@ class PlanSection(Section):
     rank_tokens_max: int = Field(0, ge=0, description="overrides the cluster's cap; 0 = the cluster's")
     look_ahead: int = Field(2, ge=1, description="steps planned ahead")
     budget: int = Field(2000, ge=0, description="evaluations of local search a step; 0 = plain greedy")
-    attention: Literal["auto", "ulysses", "kv_gather"] = Field(
+    attention: Literal["auto", "ulysses", "kv_gather", "hsap"] = Field(
         "auto",
-        description="full layers: exchange heads, gather K and V (parent = child), or the cheaper for each sample",
+        description="full layers: exchange heads, gather K and V (parent = child), spread over nodes, or the cheapest",
     )
     keep: bool = Field(False, description="write every plan to the run directory")
 

@@ -195,7 +195,7 @@ def test_compiling_and_looking_up_keep_their_budgets(documents, nodes, limit):
     seconds, hits = [], []
     for _ in range(3):
         schedule_of.cache_clear()
-        kv_schedule._segments.cache_clear()
+        kv_schedule.transfers_of.cache_clear()
         started = time.perf_counter()
         schedule_of(signature)
         seconds.append(time.perf_counter() - started)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from raypack.parallel.exchange import Heads
-from raypack.parallel.kv_schedule import Step, Work
+from raypack.parallel.kv_schedule import Step, Work, part
 from raypack.parallel.layout import head_share
 from raypack.parallel.spread import Spread
 from raypack.parallel.topology import Block
@@ -92,11 +92,6 @@ def _leg(step: Step, spread: Spread, sharers: int, index: int) -> Leg:
         parts,
         step.work,
     )
-
-
-def part(rows: int, sharers: int, index: int) -> tuple[int, int]:
-    """Rows [first, end) that sharer `index` carries."""
-    return rows * index // sharers, rows * (index + 1) // sharers
 
 
 def _cut(ranges: tuple[tuple[int, int], ...], first: int, end: int) -> tuple[tuple[int, int], ...]:

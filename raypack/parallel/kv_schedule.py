@@ -107,7 +107,6 @@ class Schedule:
     segments: Segmentation
     lengths: tuple[int, ...]
     ticks: int
-    step_rows: int
     steps: tuple[Step, ...]
 
     @property
@@ -116,18 +115,39 @@ class Schedule:
         return sum(self.lengths)
 
 
+@dataclass(frozen=True)
+class Transfers:
+    """Every piece that crosses nodes, in wire order: int64 arrays [pieces]; `high` and `segment_high` differ where a
+    message ends inside a segment."""
+
+    source: np.ndarray
+    target: np.ndarray
+    document: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    segment_high: np.ndarray
+    tick: np.ndarray
+    ticks: int
+
+    def select(self, mask: np.ndarray) -> Transfers:
+        columns = (self.source, self.target, self.document, self.low, self.high, self.segment_high, self.tick)
+        return Transfers(*(column[mask] for column in columns), ticks=self.ticks)
+
+
 @lru_cache(maxsize=512)
 def schedule_of(signature: Signature) -> Schedule:
     """The schedule of one node; a look-up where the shape has been seen before."""
-    return compile_schedule(_segments(signature.packs), signature.node, signature.step_rows)
+    return _schedule(*transfers_of(signature.packs, signature.step_rows), signature.node)
 
 
 @lru_cache(maxsize=128)
-def _segments(packs: tuple[Pack, ...]) -> Segmentation:
-    return merge(
+def transfers_of(packs: tuple[Pack, ...], step_rows: int) -> tuple[Segmentation, Transfers]:
+    """The segments of the packs, and all that crosses nodes because of them."""
+    segments = merge(
         (pack.first, segment(np.frombuffer(pack.lengths, np.int64), np.frombuffer(pack.homes, np.int64), pack.nodes))
         for pack in packs
     )
+    return segments, transfers(segments, step_rows)
 
 
 def merge(parts: Iterable[tuple[int, Segmentation]]) -> Segmentation:
@@ -148,7 +168,10 @@ def compile_schedule(segments: Segmentation, node: int, step_rows: int = STEP_RO
         segments: of all documents; a document may lie on any of the nodes, in any number of ranges.
         step_rows: most rows of one message, at least 1.
     """
-    table = _transfers(segments, step_rows)
+    return _schedule(segments, transfers(segments, step_rows), node)
+
+
+def _schedule(segments: Segmentation, table: Transfers, node: int) -> Schedule:
     local = np.flatnonzero(segments.node == node)
     documents = int(segments.document[-1]) + 1
     sizes = segments.high[local] - segments.low[local]
@@ -162,29 +185,11 @@ def compile_schedule(segments: Segmentation, node: int, step_rows: int = STEP_RO
         Step(tick, sends.get(tick), receives.get(tick), send_rows.get(tick, ()), work.get(tick, ()))
         for tick in sorted({*sends, *receives})
     )
-    return Schedule(node, segments, tuple(lengths.tolist()), table.ticks, step_rows, steps)
+    return Schedule(node, segments, tuple(lengths.tolist()), table.ticks, steps)
 
 
-@dataclass(frozen=True)
-class _Transfers:
-    """Every piece that crosses nodes, in wire order: int64 arrays [pieces]; `high` and `segment_high` differ where a
-    message ends inside a segment."""
-
-    source: np.ndarray
-    target: np.ndarray
-    document: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    segment_high: np.ndarray
-    tick: np.ndarray
-    ticks: int
-
-    def select(self, mask: np.ndarray) -> _Transfers:
-        columns = (self.source, self.target, self.document, self.low, self.high, self.segment_high, self.tick)
-        return _Transfers(*(column[mask] for column in columns), ticks=self.ticks)
-
-
-def _transfers(segments: Segmentation, step_rows: int) -> _Transfers:
+def transfers(segments: Segmentation, step_rows: int = STEP_ROWS) -> Transfers:
+    """All pieces of all messages of all nodes."""
     source, target, which = _needed(segments)
     rotation = (target - source) % segments.nodes
     order = np.lexsort((which, source, rotation))
@@ -206,7 +211,7 @@ def _transfers(segments: Segmentation, step_rows: int) -> _Transfers:
     messages = np.zeros(segments.nodes, dtype=np.int64)
     np.maximum.at(messages, rotation[piece], number + 1)
     tick = (np.cumsum(messages) - messages)[rotation[piece]] + number
-    return _Transfers(
+    return Transfers(
         source[piece],
         target[piece],
         segments.document[which][piece],
@@ -234,7 +239,7 @@ def _needed(segments: Segmentation) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return node[which], target, shared[which]
 
 
-def _messages(table: _Transfers, other: np.ndarray) -> dict[int, Message]:
+def _messages(table: Transfers, other: np.ndarray) -> dict[int, Message]:
     """One message a tick, in wire order."""
     out: dict[int, tuple[int, list[Piece]]] = {}
     columns = (table.tick, other, table.document, table.low, table.high)
@@ -243,7 +248,7 @@ def _messages(table: _Transfers, other: np.ndarray) -> dict[int, Message]:
     return {tick: Message(node, tuple(pieces)) for tick, (node, pieces) in out.items()}
 
 
-def _local_rows(segments: Segmentation, local: np.ndarray, sent: _Transfers) -> dict[int, tuple[tuple[int, int], ...]]:
+def _local_rows(segments: Segmentation, local: np.ndarray, sent: Transfers) -> dict[int, tuple[tuple[int, int], ...]]:
     """Local row ranges of what is sent at each tick, neighbours joined."""
     row_of = _RowsOf(segments, local)
     first = row_of(sent.document, sent.low)
@@ -257,7 +262,7 @@ def _local_rows(segments: Segmentation, local: np.ndarray, sent: _Transfers) -> 
 
 
 def _work(
-    segments: Segmentation, local: np.ndarray, lengths: np.ndarray, received: _Transfers
+    segments: Segmentation, local: np.ndarray, lengths: np.ndarray, received: Transfers
 ) -> dict[int, tuple[Work, ...]]:
     """Which local rows attend to what arrives at each tick, neighbouring keys of the same queries joined."""
     query = _RowsOf(segments, local)(received.document, received.segment_high)
@@ -287,3 +292,8 @@ class _RowsOf:
     def __call__(self, document: np.ndarray, position: np.ndarray) -> np.ndarray:
         at = np.searchsorted(self.end, document * self.stride + position, side="right")
         return self.row[at] + np.maximum(position - self.low[at], 0)
+
+
+def part(rows: int, sharers: int, index: int) -> tuple[int, int]:
+    """Rows [first, end) of a message that one of several ranks with the same KV heads carries."""
+    return rows * index // sharers, rows * (index + 1) // sharers

@@ -15,10 +15,11 @@ from raypack.planning.joint import joint_table
 from raypack.planning.parents import repack_parents_table
 from raypack.planning.plan import POLICIES, RECOMPUTES, Plan, check_plan
 from raypack.planning.problem import Problem
+from raypack.planning.spreading import check_even, spread_everywhere, spread_where_cheaper
 from raypack.planning.table import Samples, Table, table_of
 from raypack.planning.uniform import dynamic_table, static_table
 
-CHOICES = ("ulysses", "kv_gather", "auto")
+CHOICES = ("ulysses", "kv_gather", "hsap", "auto")
 DEFAULT_BUDGET = 10_000
 """Evaluations of local search where nothing else is said (`plan.budget` of a run)."""
 
@@ -48,10 +49,11 @@ def make_plan(
         recompute: of every round.
         itemsize: bytes of one exchanged number.
         attention: of full layers: ulysses; kv_gather (then parent = child, so policies beyond `dynamic` give its plan);
-            auto, kv_gather where it is cheaper in the plan that ulysses gets.
+            hsap for all parents over nodes; auto, kv_gather or hsap where it is cheaper in the plan that ulysses gets.
 
     Raises:
-        RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere.
+        RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere, hsap
+            with nodes of unequal size.
     """
     if policy not in POLICIES:
         raise RaypackError(f"policy = {policy!r}: one of {', '.join(POLICIES)}")
@@ -61,12 +63,16 @@ def make_plan(
         raise RaypackError(f"budget = {budget}: must be 0 (plain greedy) or more evaluations")
     if attention not in CHOICES:
         raise RaypackError(f"attention = {attention!r}: one of {', '.join(CHOICES)}")
+    if attention == "hsap":
+        check_even(topology)
     costs, forced = Costs(model, cluster, itemsize), "kv_gather" if attention == "kv_gather" else "ulysses"
     problem = Problem(samples.canonical(), topology, costs, cluster.sync, longest, recompute, budget, forced)
     problem.check_fits()
     table = best_table(problem, "dynamic" if forced != "ulysses" and policy != "static" else policy)
     if attention == "auto":
-        table = gather_where_cheaper(problem, table)
+        table = spread_where_cheaper(problem, gather_where_cheaper(problem, table))
+    elif attention == "hsap":
+        table = spread_everywhere(problem, table)
     return table.to_plan(topology, policy, step)
 
 

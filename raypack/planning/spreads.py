@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.parallel.kv_routes import part
-from raypack.parallel.kv_schedule import STEP_ROWS, Pack, Schedule, Signature, schedule_of
+from raypack.parallel.kv_schedule import STEP_ROWS, Pack, Transfers, part, transfers_of
 from raypack.parallel.layout import head_share
+from raypack.parallel.segments import Segmentation
 from raypack.planning.cost import PASSES, Costs, HeadWeights
 from raypack.planning.flops import causal_pairs
 from raypack.planning.grid import Grid, unions
@@ -106,8 +106,7 @@ class _Block:
         return slice(self.first + node * self.width, self.first + (node + 1) * self.width)
 
     @cached_property
-    def schedules(self) -> list[Schedule]:
-        """One a node."""
+    def _compiled(self) -> tuple[Segmentation, Transfers]:
         d = self.documents
         packs, parents = [], zip(d.parent_first.tolist(), d.parent_width.tolist(), strict=True)
         for first, width in sorted(set(parents), key=lambda p: (-p[1], p[0])):
@@ -115,7 +114,15 @@ class _Block:
             homes = (self._home_ranks[mine] - first) // self.width
             place = (first - self.first) // self.width
             packs.append(Pack(place, width // self.width, d.length[mine].tobytes(), homes.tobytes()))
-        return [schedule_of(Signature(tuple(packs), node, STEP_ROWS)) for node in range(self.nodes)]
+        return transfers_of(tuple(packs), STEP_ROWS)
+
+    @property
+    def segments(self) -> Segmentation:
+        return self._compiled[0]
+
+    @property
+    def transfers(self) -> Transfers:
+        return self._compiled[1]
 
     @cached_property
     def _home_ranks(self) -> np.ndarray:
@@ -132,7 +139,7 @@ class _Block:
     @cached_property
     def moved(self) -> np.ndarray:
         """int64 [ranks, nodes]: tokens that each rank's shards hold and each node attends for."""
-        d, s = self.documents, self.schedules[0].segments
+        d, s = self.documents, self.segments
         start = d.at[s.document] + s.low
         order = np.argsort(start, kind="stable")
         start, size, node, edge = (x[order] for x in (start, s.high - s.low, s.node, d.edge[s.document]))
@@ -154,16 +161,18 @@ class _Block:
 
 def _attend(found: SpreadLoad, block: _Block) -> None:
     """Every token's queries see all keys up to it, wherever they come from."""
-    segments = block.schedules[0].segments
+    segments, transfers = block.segments, block.transfers
     pairs = (causal_pairs(segments.high) - causal_pairs(segments.low)).astype(np.float64)
     pairs, tokens = (
         np.bincount(segments.node, values, block.nodes) for values in (pairs, segments.high - segments.low)
     )
-    for node, schedule in enumerate(block.schedules):
+    steps = np.unique(transfers.target * max(transfers.ticks, 1) + transfers.tick) // max(transfers.ticks, 1)
+    steps = np.bincount(steps, minlength=block.nodes)
+    for node in range(block.nodes):
         ranks = block.ranks(node)
         found.pairs[ranks] += pairs[node] * block.heads.share
         found.held[ranks] += tokens[node] * block.heads.into
-        found.calls[ranks] += 1 + sum(step.receive is not None for step in schedule.steps)
+        found.calls[ranks] += 1 + steps[node]
 
 
 def _exchange(found: SpreadLoad, block: _Block) -> None:
@@ -187,10 +196,9 @@ def _keys(found: SpreadLoad, block: _Block, costs: Costs, recompute: str) -> Non
     """K and V go out once a forward and once more for the backward, their gradients come back once."""
     forwards, size = PASSES[recompute].exchange, costs.head_bytes
     kinds = _key_ranges(costs, block.width)
-    ticks = block.schedules[0].ticks
-    for node, schedule in enumerate(block.schedules):
-        sent = sum(step.send.rows for step in schedule.steps if step.send)
-        received = sum(step.receive.rows for step in schedule.steps if step.receive)
+    moves = block.transfers
+    rows = (np.bincount(end, moves.high - moves.low, block.nodes) for end in (moves.source, moves.target))
+    for node, (sent, received) in enumerate(zip(*(each.astype(np.int64).tolist() for each in rows), strict=True)):
         for share, (low, high) in enumerate(kinds):
             if high == low:
                 continue
@@ -205,7 +213,7 @@ def _keys(found: SpreadLoad, block: _Block, costs: Costs, recompute: str) -> Non
             found.inter[rank] += inter[0] * vectors
             found.intra[rank] += intra[0] * vectors
             bytes_ = max(inter) * vectors / costs.cluster.inter_rate, max(intra) * vectors / costs.cluster.intra_rate
-            seconds = max(bytes_) + (forwards + 1) * ticks * costs.latency(crosses=True)
+            seconds = max(bytes_) + (forwards + 1) * moves.ticks * costs.latency(crosses=True)
             hidden = found.pairs[rank] * costs.attention_seconds(recompute)
             found.seconds[rank] += max(0.0, seconds - hidden)
 
