@@ -120,3 +120,17 @@ def test_broken_plans_get_one_line_and_nothing_is_written(tmp_path: Path, text: 
     file.write_text(text)
     assert len(run("evaluate", file, "--json", out, code=2).strip().splitlines()) == 1
     assert not out.exists()
+
+
+def test_the_schedule_of_hsap_is_readable_from_plan_and_from_evaluate(tmp_path: Path) -> None:
+    file, out = tmp_path / "lengths.txt", tmp_path / "plan.json"
+    file.write_text("131000\n900\n")
+    options = ("--lengths", file, "--ranks", 16, "--attention", "hsap", "--schedule", "--out", out)
+    planned = run("plan", *options)
+    assert "round 0, ranks [0, 16]: 2 nodes of 8" in planned
+    assert "sample 0: [0, 92633) node 0, [92633, 131000) node 1" in planned
+    assert "node 0 -> node 1: 8,192 tokens: sample 0 [0, 8192); then attends 38367 x 8192" in planned
+    shown = run("evaluate", out, "--schedule", "--json", "-")
+    assert "ranks [0, 16]" not in shown.split("\n}")[0]
+    plain = run("plan", "--lengths", file, "--ranks", 8, "--schedule")
+    assert "no sample is spread over nodes" in plain

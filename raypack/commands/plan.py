@@ -15,11 +15,12 @@ from raypack.commands.strategies import compare_strategies, strategy_table
 from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model, preset_names
 from raypack.data.lengths import read_lengths
 from raypack.errors import RaypackError
+from raypack.parallel.schedule_text import schedule_text
 from raypack.parallel.topology import Topology
 from raypack.planning.evaluate import Evaluation
 from raypack.planning.evaluate import evaluate as evaluate_plan
 from raypack.planning.plan import POLICIES, Plan, plan_from_json
-from raypack.planning.policies import DEFAULT_BUDGET, make_plan
+from raypack.planning.policies import CHOICES, DEFAULT_BUDGET, make_plan
 from raypack.planning.table import Samples
 
 SYNC_HELP = "Where ranks wait for each other; default: the cluster's."
@@ -42,6 +43,7 @@ picture_option = click.option(
     default=None,
     help="Draw the plan to this .png or .svg: ranks down, time across.",
 )
+schedule_option = click.option("--schedule", is_flag=True, help="Print what hsap sends across nodes, tick by tick.")
 sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]), default=None, help=SYNC_HELP)
 
 
@@ -56,7 +58,9 @@ sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]
 @click.option("--budget", type=int, default=DEFAULT_BUDGET, help="Evaluations of local search; 0 = plain greedy.")
 @click.option("--budget-seconds", type=float, default=None, help="Search this long instead; not reproducible.")
 @click.option("--strategies", is_flag=True, help="Also show the pool of strategies for these lengths.")
+@click.option("--attention", type=click.Choice(CHOICES), default="ulysses", help="Full attention; auto = the cheapest.")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="Write the plan as JSON to this file.")
+@schedule_option
 @picture_option
 @json_option
 @handle_errors
@@ -71,7 +75,9 @@ def plan(
     budget: int,
     budget_seconds: float | None,
     strategies: bool,
+    attention: str,
     out: str | None,
+    schedule: bool,
     picture: str | None,
     json_target: str | None,
 ) -> None:
@@ -86,9 +92,9 @@ def plan(
     topology = topology_of(machine, ranks)
     started = time.perf_counter()
     if budget_seconds is None:
-        made = make_plan(samples, topology, machine, network, policy, budget=budget)
+        made = make_plan(samples, topology, machine, network, policy, budget=budget, attention=attention)
     else:
-        made = plan_within(budget_seconds, samples, topology, machine, network, policy)
+        made = plan_within(budget_seconds, samples, topology, machine, network, policy, attention)
     extra: dict[str, Any] = {"plan_seconds": time.perf_counter() - started}
     if strategies:
         extra["strategies"] = compare_strategies(samples, topology, machine, network)
@@ -97,7 +103,7 @@ def plan(
         draw(made, machine, network, picture)
     if out:
         write_text(made.to_json() + "\n", out)
-    show(made, figures, machine, json_target, extra)
+    show(made, figures, machine, json_target, extra, schedule)
 
 
 @click.command(context_settings={"show_default": True})
@@ -105,11 +111,18 @@ def plan(
 @cluster_option
 @model_option
 @sync_option
+@schedule_option
 @picture_option
 @json_option
 @handle_errors
 def evaluate(
-    plan_file: str, cluster: str, model: str, sync: str | None, picture: str | None, json_target: str | None
+    plan_file: str,
+    cluster: str,
+    model: str,
+    sync: str | None,
+    schedule: bool,
+    picture: str | None,
+    json_target: str | None,
 ) -> None:
     """Cost the plan in PLAN.json; ranks and nodes come from the plan, rates and cap from the cluster."""
     try:
@@ -121,7 +134,7 @@ def evaluate(
     figures = evaluate_plan(given, machine, network, sync)
     if picture:
         draw(given, machine, network, picture, sync)
-    show(given, figures, machine, json_target, {"plan_seconds": None})
+    show(given, figures, machine, json_target, {"plan_seconds": None}, schedule)
 
 
 def topology_of(cluster: ClusterConfig, ranks: int | None) -> Topology:
@@ -148,7 +161,13 @@ def draw(made: Plan, cluster: ClusterConfig, model: ModelConfig, picture: str, s
 
 
 def plan_within(
-    seconds: float, samples: Samples, topology: Topology, cluster: ClusterConfig, model: ModelConfig, policy: str
+    seconds: float,
+    samples: Samples,
+    topology: Topology,
+    cluster: ClusterConfig,
+    model: ModelConfig,
+    policy: str,
+    attention: str,
 ) -> Plan:
     """The best of plans with a growing budget, as long as the next is likely to be done in time. Not reproducible.
 
@@ -159,7 +178,7 @@ def plan_within(
         raise RaypackError(f"budget-seconds = {seconds}: must be above 0")
     started, budget, tried = time.perf_counter(), 0, list[tuple[float, Plan]]()
     while True:
-        made = make_plan(samples, topology, cluster, model, policy, budget=budget)
+        made = make_plan(samples, topology, cluster, model, policy, budget=budget, attention=attention)
         tried.append((evaluate_plan(made, cluster, model).seconds, made))
         # Twice the budget takes at most about twice as long as all before it.
         if 3 * (time.perf_counter() - started) > seconds:
@@ -169,9 +188,14 @@ def plan_within(
 
 
 def show(
-    made: Plan, figures: Evaluation, cluster: ClusterConfig, json_target: str | None, extra: dict[str, Any]
+    made: Plan,
+    figures: Evaluation,
+    cluster: ClusterConfig,
+    json_target: str | None,
+    extra: dict[str, Any],
+    schedule: bool = False,
 ) -> None:
-    """The table for people, or the same figures as JSON."""
+    """The table for people, or the same figures as JSON; with `schedule`, also what hsap sends."""
     if json_target:
         write_json({**figures.to_data(), **extra, "cluster": cluster.name, "widths": width_counts(made)}, json_target)
     if json_target != "-":
@@ -179,6 +203,8 @@ def show(
         console.print(figure_table(made, figures, cluster, extra.get("plan_seconds")))
         if "strategies" in extra:
             console.print(strategy_table(extra["strategies"]))
+    if schedule:
+        people_console(json_target).print(schedule_text(made), highlight=False, markup=False, soft_wrap=True)
 
 
 def width_counts(made: Plan) -> dict[str, dict[str, int]]:

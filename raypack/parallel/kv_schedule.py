@@ -11,7 +11,7 @@ chain; and a rank never holds more than a few ticks' rows of others (`kv_exchang
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -130,8 +130,8 @@ class Transfers:
     ticks: int
 
     def select(self, mask: np.ndarray) -> Transfers:
-        columns = (self.source, self.target, self.document, self.low, self.high, self.segment_high, self.tick)
-        return Transfers(*(column[mask] for column in columns), ticks=self.ticks)
+        arrays = {name: column[mask] for name, column in vars(self).items() if name != "ticks"}
+        return replace(self, **arrays)
 
 
 @lru_cache(maxsize=512)
@@ -158,7 +158,8 @@ def merge(parts: Iterable[tuple[int, Segmentation]]) -> Segmentation:
         nodes = nodes or each.nodes
         columns.append((each.document + documents, each.low, each.high, each.node + first))
         documents += int(each.document[-1]) + 1
-    return Segmentation(*(np.concatenate(column) for column in zip(*columns, strict=True)), nodes=nodes)
+    document, low, high, node = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return Segmentation(document, low, high, node, nodes)
 
 
 def compile_schedule(segments: Segmentation, node: int, step_rows: int = STEP_ROWS) -> Schedule:
