@@ -70,7 +70,8 @@ def segment(lengths: Sequence[int] | np.ndarray, homes: Sequence[int] | np.ndarr
         rows += [(document, *part) for part in _cut(size, shares)]
     rows.sort()
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 4)
-    return Segmentation(*np.ascontiguousarray(table.T), nodes=nodes)
+    each, low, high, node_of = np.ascontiguousarray(table.T)
+    return Segmentation(each, low, high, node_of, nodes)
 
 
 class _Rooms:
