@@ -45,7 +45,7 @@ from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare
 
 RANKS, BLOCK, TARGET, TIMEOUT = 2, 4, 0.01, 120.0
-LENGTHS = (3000, 1200, 800, 400, 300, 200)
+LENGTHS = (1500, 600, 500, 200)
 # As jobs/1f3s_local.toml.
 MODEL = ModelConfig(
     name="1f3s-local", layers=4, width=64, heads=8, kv_heads=4, head_dim=16, window=256, experts=8, experts_active=2,
@@ -116,7 +116,7 @@ def _state(step: int) -> StreamState:
 def planned_of(plan: Plan) -> PlannedStep:
     sites = {site: {"intra": 0, "inter": 1_000_000} for site in ("full_in", "full_out", "sparse_in", "sparse_out")}
     flops = model_flops(MODEL, list(LENGTHS))
-    return PlannedStep(plan, 0.01, 0.1, 1.01, flops, sites, sites, {2: 1, 1: 5}, {2: 1, 1: 5})
+    return PlannedStep(plan, 0.01, 0.1, 1.01, flops, sites, sites, {2: 1, 1: 3}, {2: 1, 1: 3})
 
 
 def _rows(samples: Any, lengths: Any, lows: Any, highs: Any) -> Any:

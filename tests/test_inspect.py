@@ -19,13 +19,14 @@ from raypack.cli import main
 from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
+from raypack.observe.console import line
 from raypack.observe.plots import plots
 from raypack.observe.record import StepRecord, ids_digest
 from raypack.observe.series import columns
 from raypack.observe.sketches import SKETCHES
 from raypack.observe.steps import read_steps
 from raypack.observe.stored_plan import plan_file, run_config
-from raypack.observe.tail import Tail, follow
+from raypack.observe.tail import Tail, follow, steps_of
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import Plan, plan_from_json
 from raypack.planning.planner import StepPlanner
@@ -308,6 +309,14 @@ def test_follow_shows_what_comes_until_the_run_ends(tmp_path: Path) -> None:
     assert not watcher.is_alive()
     assert seen == [*range(12), *range(2, 32)]
     assert "does not run any more" in " ".join(inspect(tmp_path / "r", "--follow").output.split())
+
+
+def test_follow_needs_no_settings(tmp_path: Path) -> None:
+    assert steps_of(tmp_path) == 0
+    (tmp_path / "config.toml").write_text("[run]\nsteps = 70\nan_older_key = 1\n")
+    assert steps_of(tmp_path) == 70
+    assert line(record(3), 0).startswith("step 3  loss")
+    assert line(record(3), 70).startswith("step 3 (4 of 70)  loss")
 
 
 def test_follow_gives_up_on_a_run_that_was_killed(tmp_path: Path) -> None:

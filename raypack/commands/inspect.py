@@ -99,14 +99,13 @@ def _check(page: str | None, other: Path | None, step: int | None, picture: str 
 
 
 def _follow(run: Path, console: Console) -> None:
-    from raypack.observe.stored_plan import run_config
-    from raypack.observe.tail import follow, is_live
+    from raypack.observe.tail import follow, is_live, steps_of
 
     if not is_live(run):
         console.print(f"{run} does not run any more", highlight=False)
         return
     try:
-        with RunView(console, run_config(run).run.steps) as view:
+        with RunView(console, steps_of(run)) as view:
             for records in follow(run):
                 view.show(records)
     except KeyboardInterrupt:

@@ -44,9 +44,9 @@ def cells(record: StepRecord) -> dict[str, str]:
 
 
 def line(record: StepRecord, steps: int) -> str:
-    """A record as one line of plain text."""
+    """A record as one line of plain text; `steps` = of the whole run, 0 where that is not known."""
     named = cells(record)
-    parts = [f"step {named.pop('step')} ({record.step + 1} of {steps})"]
+    parts = [f"step {named.pop('step')}" + (f" ({record.step + 1} of {steps})" if steps else "")]
     parts += [f"{name} {value}" for name, value in named.items() if value]
     return "  ".join(parts) + ("" if record.complete else "  incomplete")
 
@@ -67,7 +67,7 @@ class RunView:
     """Shows records as they come. A context manager: the terminal is as it was afterwards."""
 
     def __init__(self, console: Console, steps: int, *, table: bool = True, rows: int = 10) -> None:
-        """`steps` = of the whole run; `table` False, or no terminal: one line a step."""
+        """`steps` = of the whole run, 0 where that is not known; `table` False, or no terminal: one line a step."""
         self._console, self._steps = console, steps
         self._rows: deque[StepRecord] = deque(maxlen=rows)
         self._live = Live(console=console, auto_refresh=False) if table and console.is_terminal else None
@@ -99,6 +99,8 @@ class RunView:
             table.add_column(name, justify="right", no_wrap=True)
         for record, row in zip(self._rows, rows, strict=True):
             table.add_row(*(row[name] for name in columns), style="" if record.complete else "red")
+        if not self._steps:
+            return Group(table)
         done = self._rows[-1].step + 1
         progress = Table.grid(padding=(0, 1))
         progress.add_row(ProgressBar(total=self._steps, completed=done, width=40), f"{done} of {self._steps} steps")

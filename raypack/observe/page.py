@@ -11,9 +11,9 @@ from raypack.observe.console import COLUMNS, cells, summary_rows
 from raypack.observe.plots import Plot, plots
 from raypack.observe.record import StepRecord
 from raypack.observe.summary import Summary
+from raypack.observe.tail import CONFIG_FILE
 
 LAST_STEPS = 20
-CONFIG_FILE = "config.toml"
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1a1a1a;

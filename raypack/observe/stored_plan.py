@@ -10,8 +10,8 @@ from rich.table import Table
 
 from raypack.config import ClusterConfig, Config, ModelConfig, build, read_toml
 from raypack.errors import RaypackError
-from raypack.observe.page import CONFIG_FILE
 from raypack.observe.record import StepRecord, ids_digest
+from raypack.observe.tail import CONFIG_FILE
 from raypack.planning.plan import Plan, StreamState, plan_from_json
 
 PLANS_FOLDER = "plans"

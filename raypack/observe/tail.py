@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from raypack.observe.record import StepRecord
 from raypack.observe.steps import STEPS_FILE
 
 ENDPOINT_FILE = "metrics.json"
+CONFIG_FILE = "config.toml"
 
 
 class Tail:
@@ -48,6 +50,14 @@ def is_live(run_dir: Path) -> bool:
         return bool(json.loads((run_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))["serving"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def steps_of(run_dir: Path) -> int:
+    """Steps of the whole run as its settings say, 0 where they do not; settings of another version are no fault."""
+    try:
+        return int(tomllib.loads((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))["run"]["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def follow(run_dir: Path, interval: float = 0.5, quiet_max: float = 600.0) -> Iterator[list[StepRecord]]:
