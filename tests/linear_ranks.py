@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from raypack.model.conv import short_conv
 from raypack.model.linear import linear_attention
+from raypack.parallel import collect
 from raypack.parallel.groups import Groups
 from raypack.parallel.halo import plan_halo
 from raypack.parallel.layout import Layout
@@ -133,11 +134,11 @@ def calls_on_rank(rank: int, world: int, case: Case, plan: Plan) -> int:
     """Gathers of states in one step, forward, backward and replays."""
     trainer = make_trainer(case, plan.topology)
     made = []
-    original = dist.all_gather_into_tensor
-    dist.all_gather_into_tensor = lambda *a, **k: made.append(1) or original(*a, **k)
+    original = collect.all_gather
+    collect.all_gather = lambda *a, **k: made.append(1) or original(*a, **k)
     try:
         for each in prepare(plan, plan.topology, rank, case.model, loader(case)).rounds:
             trainer.parameters.model(each.tokens, each.labels, each.frame, trainer.wire).backward()
     finally:
-        dist.all_gather_into_tensor = original
+        collect.all_gather = original
     return len(made)

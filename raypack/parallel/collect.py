@@ -12,6 +12,9 @@ from torch import Tensor
 from raypack.parallel.topology import Block
 from raypack.parallel.wire import Wire
 
+# torch 2.13 renamed it.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass
 class Gather:
@@ -37,7 +40,7 @@ def start_gather(sent: Tensor, block: Block, wire: Wire, op: str) -> Gather:
     parts = sent.new_empty((block.width, *sent.shape))
     if wire.poison:
         parts.fill_(float("nan"))
-    work = dist.all_gather_into_tensor(parts.view(-1), sent.view(-1), group=wire.groups[block], async_op=True)
+    work = all_gather(parts.view(-1), sent.view(-1), group=wire.groups[block], async_op=True)
     assert work is not None
     wire.ledger.count_copies(op, block, [sent.numel() * sent.element_size()] * block.width)
     return Gather(parts, work, wire, op, sent)
