@@ -1,8 +1,8 @@
 """LASP-1 (Sun et al. 2024): the state of linear attention goes from rank to rank, forward and backward.
 
-As published: a rank computes inside its shard, waits for the state of the rank before, adds what it gives to the
-outputs, updates the state with its own keys and values, and sends it on: `width - 1` dependent messages a direction,
-with the update in the chain. One document, cut evenly. Shapes as `raypack.model.linear_chunk`.
+A rank computes inside its shard, waits for the state of the rank before, decays it, adds its own and sends it on:
+`width - 1` dependent messages a direction. Kinder than as published: a shard's own state is ready before the message
+comes, so that only the sum is in the chain. One document, cut evenly. Shapes as `raypack.model.linear_chunk`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from raypack.model.linear_chunk import entered, inside, state_of
 def attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, ring: Ring, chunk: int) -> Tensor:
     """This rank's outputs [rows, K, G, D]; g: None or [K], log decay of a token."""
     piece = torch.zeros(len(q), dtype=torch.int64, device=q.device)
-    out = inside(q, k, v, g, piece, chunk)
-    # The state's own part is made after the inner one, as published; a chain of messages then waits for it.
-    return out + entered(q, g, _Incoming.apply(state_of(k, v, g), g, len(k), ring))
+    state = state_of(k, v, g)
+    return inside(q, k, v, g, piece, chunk) + entered(q, g, incoming(state, g, len(k), ring))
+
+
+def incoming(state: Tensor, g: Tensor | None, rows: int, ring: Ring) -> Tensor:
+    """The state that enters this rank's shard, from what each rank's `rows` rows leave behind, [K, D, D]."""
+    return _Incoming.apply(state, g, rows, ring)
 
 
 def whole_decay(g: Tensor | None, rows: int) -> Tensor | float:

@@ -1,0 +1,200 @@
+"""A linear model on simulated nodes, by LASP-2, LASP-1 and a ring of K and V: real exchanges, emulated compute.
+
+Every rank sleeps for the time that the cost model gives its part of a layer on the cluster `h100-8x8`, and sends real
+messages over links shaped 7:1 (network namespaces; root, else skipped). One second of the model takes SCALE seconds
+here, and messages have 1 / SHARE of the model's bytes over links that are as much slower, so that both keep their
+proportion. Latencies are those of gloo on this machine: 1 ms here stands for 5 microseconds.
+
+The model has the sizes of a Llama 3 of 1B parameters, all layers linear, with a fixed decay: width 2048, 32 heads and 8
+KV heads of 64, feed-forward 8192. 32K tokens a rank and less; forward and backward of two layers. `gain` = how much
+faster LASP-2 is; published (64 GPUs, 2048K tokens): +15.2 % over LASP-1, +36.6 % over ring attention.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raypack.config import ModelConfig, load_cluster
+from raypack.parallel.topology import Block, Topology
+from raypack.planning.cost import Costs
+from raypack.planning.flops import token_flops
+from raypack.simulate.nodes import SimulatedCluster, why_not
+
+MODEL = ModelConfig(
+    name="linear-1b", pattern="L", layers=16, width=2048, heads=32, kv_heads=8, head_dim=64, ffn_width=8192,
+    linear_decay="head", vocabulary=128_256,
+)  # fmt: skip
+SCALE, SHARE, LAYERS = 200.0, 64, 2
+CASES = (((4, 4), (2048, 8192, 32_768)), ((8,) * 8, (32_768,)))
+QUICK_CASES = (((2, 2), (2048,)),)
+METHODS = ("LASP-2", "LASP-1", "ring of K, V")
+TIMEOUT_SECONDS = 1200
+
+
+@dataclass(frozen=True)
+class Times:
+    """Forward seconds of one rank and layer, as slept: everything but the recurrence; a shard's state; what is inside
+    shards; what an entering state adds. A backward takes twice as long."""
+
+    dense: float
+    state: float
+    inside: float
+    enter: float
+
+    @staticmethod
+    def of(rows: int) -> Times:
+        each, model = token_flops(MODEL), MODEL
+        scale = rows * SCALE / Costs(model, load_cluster("h100-8x8")).matmul_rate
+        state, enter = 2 * model.kv_heads * model.head_dim**2, 2 * model.heads * model.head_dim**2
+        return Times(each.layer * scale, state * scale, (each.chunk + state + enter) * scale, enter * scale)
+
+
+def main(quick: bool) -> None:
+    reason = why_not()
+    if reason:
+        Console().print(f"skipped: {reason}")
+        return
+    table = Table(title="Linear model on simulated nodes, compute emulated, forward and backward")
+    for column in ("nodes", "tokens", "method", "seconds a layer", "in the model, ms", "gain of LASP-2"):
+        table.add_column(column, justify="left" if column in ("nodes", "method") else "right")
+    for nodes, sizes in QUICK_CASES if quick else CASES:
+        for rows, found in _on_nodes(nodes, sizes, 1 if quick else 3).items():
+            for method, seconds in found.items():
+                gain = "" if method == METHODS[0] else f"{seconds / found[METHODS[0]] - 1:+.1%}"
+                table.add_row(
+                    f"{len(nodes)} x {nodes[0]}", f"{rows * sum(nodes):,}", method, f"{seconds:.3f}",
+                    f"{seconds / SCALE * 1e3:.2f}", gain, end_section=method == METHODS[-1],
+                )  # fmt: skip
+    Console().print(table)
+
+
+def _on_nodes(nodes: tuple[int, ...], sizes: tuple[int, ...], repeats: int) -> dict[int, dict[str, float]]:
+    """Seconds a layer by rows a rank and method."""
+    cluster = load_cluster("h100-8x8")
+    inter, intra = (rate / SHARE / SCALE for rate in (cluster.inter_rate, cluster.intra_rate))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SimulatedCluster(list(nodes), inter_rate=inter, intra_rate=intra, ray=False) as simulated,
+    ):
+        out, first, running = Path(folder) / "out.json", 0, []
+        for index, count in enumerate(nodes):
+            work = {
+                "first": first, "count": count, "nodes": nodes, "sizes": sizes, "repeats": repeats,
+                "store": str(Path(folder) / "store"), "out": str(out),
+            }  # fmt: skip
+            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.linear_nodes", json.dumps(work)]
+            running.append(simulated.popen(command, index + 1, cwd=Path(__file__).resolve().parent.parent))
+            first += count
+        codes = [process.wait(TIMEOUT_SECONDS) for process in running]
+        if any(codes):
+            raise RuntimeError(f"exit codes of the nodes: {codes}")
+        return {int(rows): found for rows, found in json.loads(out.read_text()).items()}
+
+
+def _node(work: dict[str, Any]) -> None:
+    """One process a rank, forked so that torch is loaded once."""
+    import torch
+
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(work["first"], work["first"] + work["count"]):
+        child = os.fork()
+        if child == 0:
+            try:
+                _rank(rank, work)
+            except BaseException as error:
+                print(f"rank {rank}: {error!r}", file=sys.stderr)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    sys.exit(max(map(abs, codes)))
+
+
+def _rank(rank: int, work: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    world = sum(work["nodes"])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{work['store']}", rank=rank, world_size=world,
+        timeout=timedelta(seconds=TIMEOUT_SECONDS),
+    )  # fmt: skip
+    results: dict[int, dict[str, float]] = {}
+    for rows in work["sizes"]:
+        for method, layer in _methods(rows, rank, Topology(tuple(work["nodes"]))).items():
+            times = []
+            for _ in range(work["repeats"] + 1):
+                x = torch.zeros((), requires_grad=True)
+                dist.barrier()
+                started = time.perf_counter()
+                y = x
+                for _ in range(LAYERS):
+                    y = layer(y)
+                y.backward()
+                dist.barrier()
+                times.append((time.perf_counter() - started) / LAYERS)
+            results.setdefault(rows, {})[method] = statistics.median(times[1:])
+    if rank == 0:
+        Path(work["out"]).write_text(json.dumps(results), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _methods(rows: int, rank: int, topology: Topology) -> dict[str, Callable[[Any], Any]]:
+    """One layer of each method: a 0-dim tensor in, one out."""
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.baselines import lasp1
+    from benchmarks.baselines.neighbours import Ring
+    from benchmarks.emulate import RingOfKeys, work_for
+    from raypack.parallel.layout import Layout
+    from raypack.parallel.ledger import Ledger
+    from raypack.parallel.state import plan_states
+    from raypack.parallel.state_gather import finish, start
+    from raypack.parallel.wire import Wire
+    from raypack.planning.plan import Placement, Round
+
+    whole, times = Block(0, topology.world), Times.of(rows)
+    tokens = rows * topology.world
+    layout = Layout(Round((Placement(0, tokens, whole, whole, 0),)), topology, rank)
+    plan = plan_states(layout, rank, layout.segments(rank))
+    wire, ring = Wire({whole: dist.group.WORLD}, Ledger(topology, rank)), Ring(dist.group.WORLD)  # type: ignore[arg-type]
+    side = int(MODEL.head_dim / SHARE**0.5)
+    states, decay = torch.zeros(1, MODEL.kv_heads, side, side), torch.full((MODEL.kv_heads,), -0.01)
+    keys = torch.zeros(2 * rows * MODEL.kv_heads * MODEL.head_dim // SHARE, dtype=torch.bfloat16)
+
+    def lasp2(x: Any) -> Any:
+        x = work_for(x, times.dense)
+        flight, ticket = start(work_for(states + x, times.state), None, decay, plan, wire)
+        inner = work_for(x, times.inside)
+        return work_for(inner + finish(ticket, flight).mean(), times.enter)
+
+    def lasp_1(x: Any) -> Any:
+        x = work_for(x, times.dense)
+        state, inner = work_for(states[0] + x, times.state), work_for(x, times.inside)
+        return work_for(inner + lasp1.incoming(state, decay, rows, ring).mean(), times.enter)
+
+    def ring_of_keys(x: Any) -> Any:
+        inner = work_for(work_for(x, times.dense), times.inside)
+        return work_for(RingOfKeys.apply(inner, keys, times.state, ring), times.enter)
+
+    return dict(zip(METHODS, (lasp2, lasp_1, ring_of_keys), strict=True))
+
+
+if __name__ == "__main__":
+    _node(json.loads(sys.argv[1]))
