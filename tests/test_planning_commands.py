@@ -134,3 +134,20 @@ def test_the_schedule_of_hsap_is_readable_from_plan_and_from_evaluate(tmp_path: 
     assert "ranks [0, 16]" not in shown.split("\n}")[0]
     plain = run("plan", "--lengths", file, "--ranks", 8, "--schedule")
     assert "no sample is spread over nodes" in plain
+
+
+def test_strategies_are_listed_beside_dynamic(step: Path) -> None:
+    shown = run("plan", "--lengths", step, "--ranks", 16, "--policy", "dynamic", "--strategies")
+    assert "pool of strategies" in shown
+    assert "best for this step" in shown
+    found = json.loads(run("plan", "--lengths", step, "--ranks", 16, "--strategies", "--budget", 0, "--json", "-"))
+    pool = found["strategies"]["pool"]
+    assert 0 <= found["strategies"]["chosen"] < len(pool)
+    assert all(sum(each["widths"]) <= 16 for each in pool)
+    assert found["strategies"]["dynamic_seconds"] >= found["bound_seconds"]
+
+
+def test_a_budget_in_seconds_marks_the_plan_as_not_reproducible(step: Path) -> None:
+    found = json.loads(run("plan", "--lengths", step, "--ranks", 8, "--budget-seconds", 0.05, "--json", "-"))
+    assert found["policy"] == "joint (timed, not reproducible)"
+    assert "budget-seconds = 0.0" in run("plan", "--lengths", step, "--budget-seconds", 0, code=2)

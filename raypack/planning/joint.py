@@ -16,7 +16,7 @@ import numpy as np
 
 from raypack.planning.fill import fill, share
 from raypack.planning.greedy import cheapest_within, list_schedule
-from raypack.planning.neighbours import finish, values
+from raypack.planning.neighbours import finish, idlest, values
 from raypack.planning.problem import Problem
 from raypack.planning.refine import refine, worth_searching
 from raypack.planning.rounds import stack_rounds
@@ -30,6 +30,9 @@ STRETCHES = (1.0, 1.01, 1.03, 1.08, 1.2)
 
 LIFTS = (0.0, 0.006, 0.01, 0.02, 0.03, 0.045)
 """How far full parts of wide packs may grow by filling, as shares of the area bound."""
+
+MOST_PLACES = 1024
+"""Places priced for one sample."""
 
 ROUNDS = 2
 """Rounds that samples with crossing parents may use where packs of different rounds may overlap in time."""
@@ -87,7 +90,7 @@ def place_wide(problem: Problem, wide: np.ndarray, limit: float, rounds: int) ->
         used, seconds, fits = problem.used(n)[0], shapes.seconds(n)[0], shapes.fits(n)[0]
         quick = fits & (seconds <= max(own, seconds[fits].min() * (1 + 1e-9)))
         options = np.flatnonzero(quick & (used <= 1.3 * used[quick].min()))
-        found = places(state, tuple(options.tolist()))
+        found = idlest(state, places(state, tuple(options.tolist())), MOST_PLACES)
         price = values(state, sample, found)
         late = price.seconds > limit
         cost = np.where(late, price.seconds * problem.topology.world, used[found.shape])

@@ -109,6 +109,23 @@ def _round_seconds(state: State, number: int) -> float:
     return float(packs.seconds.max())
 
 
+def idlest(state: State, candidates: Candidates, most: int) -> Candidates:
+    """At most about `most` candidates: of every shape in every round those whose ranks are idle first."""
+    if len(candidates) <= most:
+        return candidates
+    shapes = np.unique(candidates.shape)
+    each = max(most // (len(shapes) * state.rounds), 1)
+    done = finish(state) if state.problem.meets_in_packs else None
+    kept = []
+    for shape in shapes.tolist():
+        pairs = state.pairs(shape)
+        for number in range(state.rounds):
+            rows = np.flatnonzero((candidates.shape == shape) & (candidates.round == number))
+            busy = state.packs(number).seconds if done is None else done
+            kept.append(rows[np.argsort(busy[pairs.parent_first[candidates.pair[rows]]], kind="stable")[:each]])
+    return candidates.select(np.sort(np.concatenate(kept)))
+
+
 def values(state: State, sample: int, candidates: Candidates) -> Values:
     """The step with `sample`, which must be taken out, at each candidate."""
     seconds, mean = np.empty(len(candidates)), np.empty(len(candidates))
@@ -194,9 +211,24 @@ def _path_values(
     rank = np.arange(timing.before.shape[1])
     for k in np.unique(number).tolist():
         rows = np.flatnonzero(number == k)
+        later = [j for j in range(k + 1, state.rounds) if len(state.packs(j).first)]
+        if not later:
+            seconds[rows], mean[rows] = _last_pack(timing.before[k + 1], first[rows], end[rows], finish[rows])
+            continue
         inside = (rank >= first[rows, None]) & (rank < end[rows, None])
         clock = np.where(inside, finish[rows, None], timing.before[k + 1])
-        for later in range(k + 1, state.rounds):
-            clock, _ = _advance(state, later, clock)
+        for j in later:
+            clock, _ = _advance(state, j, clock)
         seconds[rows], mean[rows] = clock.max(axis=1), clock.mean(axis=1)
     return Values(seconds, mean)
+
+
+def _last_pack(
+    clock: np.ndarray, first: np.ndarray, end: np.ndarray, finish: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Largest and mean of `clock` [world] where the ranks [first, end) are done at `finish` instead."""
+    left = np.concatenate([[0.0], np.maximum.accumulate(clock)])
+    right = np.concatenate([np.maximum.accumulate(clock[::-1])[::-1], [0.0]])
+    total = np.concatenate([[0.0], np.cumsum(clock)])
+    mean = (total[-1] - total[end] + total[first] + finish * (end - first)) / len(clock)
+    return np.maximum(np.maximum(left[first], right[end]), finish), mean
