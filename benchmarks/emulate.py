@@ -30,7 +30,7 @@ class _Work(torch.autograd.Function):
 
 
 class RingOfKeys(torch.autograd.Function):
-    """The messages of `baselines.linear_ring` for one shard's keys and values, and `seconds` of work on all that pass."""
+    """The messages of `baselines.linear_ring` for a shard's keys and values, and `seconds` of work on every one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, seconds: float, ring: Ring) -> Tensor:
