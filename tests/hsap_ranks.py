@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from raypack.config import ModelConfig, load_cluster
 from raypack.model.hsap import hsap_attention, plan_hsap
 from raypack.model.kernels import attention
 from raypack.model.packing import Packing
@@ -88,6 +89,29 @@ def _full_layer(x, case, layout, rank, into, back, wire):
             q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], 1)
             outputs.append(attention(q, k, v, Packing(description.lengths), kv_of_q=kv_of_q))
     return to_tokens(outputs, back, wire, "full_out")
+
+
+def method_on_rank(
+    rank: int, world: int, case: Case, lengths: list[int], nodes: tuple[int, ...], name: str
+) -> dict[Key, tuple[np.ndarray, np.ndarray]]:
+    """As `attend_on_rank`, by one of the benchmark's methods; document i is sample i."""
+    from benchmarks.hsap_methods import methods
+
+    topology = Topology(nodes)
+    wire = Wire(Groups(topology, torch.device("cpu"), 60.0), Ledger(topology, rank), poison=True)
+    model = ModelConfig(pattern="F", layers=1, heads=case.heads, kv_heads=case.kv_heads, head_dim=case.dim)
+    cluster = load_cluster("local-2x4", {"rank_tokens_max": 1000})
+    method = methods(cluster)[name](lengths, rank, model, wire)
+    vectors = case.heads + 2 * case.kv_heads
+    parts = [content(case, d, lengths[d], "qkv")[a:b] for d, a, b in method.rows]
+    x = torch.cat([torch.zeros(0, vectors, case.dim, dtype=case.dtype), *parts]).requires_grad_()
+    y = method.run(x)
+    grads = [content(case, d, lengths[d], "grad")[a:b] for d, a, b in method.rows]
+    (y * torch.cat([y.new_zeros(0, case.heads, case.dim), *grads])).sum().backward()
+    dist.barrier()
+    where = [(d, t) for d, a, b in method.rows for t in range(a, b)]
+    values = zip(y.detach().numpy(), x.grad.numpy(), strict=True)
+    return {place: (a.copy(), b.copy()) for place, (a, b) in zip(where, values, strict=True)}
 
 
 def oracle(case: Case, round_: Round) -> dict[Key, tuple[np.ndarray, np.ndarray]]:

@@ -1,0 +1,132 @@
+"""Full attention of one pack over all ranks, by hsap and by the methods it is compared with: one interface.
+
+A method takes this rank's share of the pack's Q, K and V in its own token layout and returns the outputs in the same
+layout; what it moves in between is counted by the rank's ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.baselines import packed, packed_gather, packed_ring
+from raypack.config import ClusterConfig, ModelConfig
+from raypack.model.frame import build_frame
+from raypack.model.hsap import hsap_attention
+from raypack.parallel.layout import Layout
+from raypack.parallel.topology import Block, Topology
+from raypack.parallel.wire import Wire, to_heads, to_tokens
+from raypack.planning.plan import Placement, Round
+from raypack.planning.policies import make_plan
+from raypack.planning.table import Samples
+
+
+@dataclass(frozen=True)
+class Method:
+    """`rows`: (document, low, high) of this rank's rows, in order. `run`: [rows, Q + K + V heads, D] -> outputs."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    run: Callable[[Tensor], Tensor]
+
+
+Maker = Callable[[Sequence[int], int, ModelConfig, Wire], Method]
+
+
+def ring(cut: Callable[[Sequence[int], int], list[list[packed.Piece]]], attention: Callable[..., Tensor]) -> Maker:
+    """A method whose tokens stay where `cut` puts them."""
+
+    def make(lengths: Sequence[int], rank: int, model: ModelConfig, wire: Wire) -> Method:
+        world = wire.ledger.topology.world
+        held = cut(lengths, world)
+        about = packed_ring.Ring(rank, Block(0, world), held, wire)
+        return Method(tuple(held[rank]), lambda qkv: attention(qkv, model.heads, about))
+
+    return make
+
+
+def by_plan(rounds: Callable[[Sequence[int], ModelConfig, Topology], Round]) -> Maker:
+    """A method that raypack itself runs: the full layer of a round."""
+
+    def make(lengths: Sequence[int], rank: int, model: ModelConfig, wire: Wire) -> Method:
+        topology = wire.ledger.topology
+        round_ = rounds(lengths, model, topology)
+        layout, frame = Layout(round_, topology, rank), build_frame(round_, topology, rank, model)
+        segments = layout.segments(rank)
+        documents = layout.columns["sample"][segments.placement]
+        columns = (documents, segments.low, segments.high)
+        rows = tuple(zip(*(column.tolist() for column in columns), strict=True))
+
+        def run(qkv: Tensor) -> Tensor:
+            outputs = []
+            calls = to_heads(qkv, frame.full.into, wire, "full_in")
+            for call, description in zip(calls, frame.full.into.calls, strict=True):
+                if description.spread:
+                    assert frame.full.hsap is not None
+                    outputs.append(hsap_attention(call, frame.full.hsap, wire))
+                    continue
+                q0, q1, k0, k1 = description.heads
+                q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], 1)
+                outputs.append(packed.attend(q, k, v, description.lengths))
+            return to_tokens(outputs, frame.full.out, wire, "full_out") if outputs else qkv[:, : model.heads]
+
+        return Method(rows, run)
+
+    return make
+
+
+def ulysses(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Round:
+    """Every document over all ranks by heads."""
+    whole = Block(0, topology.world)
+    return Round(tuple(Placement(i, n, whole, whole, n - 1) for i, n in enumerate(lengths)))
+
+
+def hsap_whole(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Round:
+    """Every document of the pack by hsap over all nodes; children are whole nodes with about equal tokens."""
+    whole, room = Block(0, topology.world), [0] * len(topology.nodes)
+    placements = []
+    for i in np.argsort(-np.array(lengths), kind="stable").tolist():
+        node = room.index(min(room))
+        room[node] += lengths[i]
+        placements.append(Placement(i, lengths[i], whole, topology.node_block(node), lengths[i] - 1, "hsap"))
+    return Round(tuple(placements))
+
+
+def planned(cluster: ClusterConfig) -> Callable[[Sequence[int], ModelConfig, Topology], Round]:
+    """The planner's parents and children, hsap for all parents over nodes."""
+
+    def rounds(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Round:
+        plan = make_plan(Samples.of_lengths(np.array(lengths)), topology, cluster, model, "joint", attention="hsap")
+        assert len(plan.rounds) == 1, "the cap must leave room for the whole pack"
+        return plan.rounds[0]
+
+    return rounds
+
+
+def methods(cluster: ClusterConfig) -> dict[str, Maker]:
+    """By name; the first is the reference of all ratios."""
+    return {
+        "hsap, planned": by_plan(planned(cluster)),
+        "hsap, whole pack": by_plan(hsap_whole),
+        "all-gather KV": ring(packed.zigzag_pack, packed_gather.attention),
+        "zig-zag ring": ring(packed.zigzag_documents, packed_ring.attention),
+        "ring over everything": ring(packed.contiguous, packed_ring.attention),
+        "ulysses": by_plan(ulysses),
+    }
+
+
+def packs(lengths: np.ndarray, tokens: int, count: int, seed: int = 0) -> list[list[int]]:
+    """Packs of exactly `tokens`: documents drawn from `lengths` (clipped at a pack), the last one cut to fit."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        drawn = np.minimum(rng.choice(lengths, size=tokens // 16), tokens).tolist()
+        ends = list(accumulate(drawn))
+        last = next(i for i, end in enumerate(ends) if end >= tokens)
+        pack = drawn[: last + 1]
+        pack[-1] -= ends[last] - tokens
+        found.append(pack)
+    return found
