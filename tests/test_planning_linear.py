@@ -95,5 +95,5 @@ def test_bytes_of_states_do_not_grow_with_tokens():
 
 
 def test_an_unknown_attention_is_refused_by_name():
-    with pytest.raises(RaypackError, match="attention = 'ring': one of .*ulysses.*kv_gather"):
+    with pytest.raises(RaypackError, match=r"attention = 'ring': one of .*ulysses.*kv_gather"):
         make_plan(Samples.of_lengths(np.array([8])), Topology((2,)), CLUSTER, MODEL, "static", attention="ring")
