@@ -196,7 +196,7 @@ class ObserveSection(Section):
 class TimeoutSection(Section):
     collective: float = Field(600.0, gt=0, description="seconds for one collective")
     plan: float = Field(300.0, gt=0, description="seconds to wait for a plan")
-    start: float = Field(180.0, gt=0, description="seconds for the worker group to start")
+    start: float = Field(300.0, gt=0, description="seconds until workers ask for their first plan")
     actor: float = Field(60.0, gt=0, description="seconds for any other actor call")
 
 

@@ -187,23 +187,36 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A Ray head with `cpus` CPUs, started in `cwd`, whose `python` is the tests' own; a context manager."""
+    """A Ray head started in `cwd`, and more nodes on this machine, of `cpus` CPUs each; `python` is the tests' own.
 
-    def __init__(self, folder: Path, cwd: Path, cpus: int) -> None:
-        self.home = folder / "home"
+    A context manager.
+    """
+
+    def __init__(self, folder: Path, cwd: Path, cpus: tuple[int, ...]) -> None:
+        self.home, self.cpus, self._cwd, self._folder = folder / "home", cpus, cwd, folder
         self.session = Path(tempfile.mkdtemp(prefix="raypack-ray-"))  # short: sockets live in it
         self.address, self.dashboard = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         programs = Path(sys.executable).parent
         self.ray = str(programs / "ray")
         self.env = job_environment(self.home, PATH=f"{programs}:{os.environ['PATH']}")
-        flags = {
-            "--num-cpus": cpus, "--temp-dir": self.session, "--port": self.address.split(":")[1],
-            "--dashboard-port": self.dashboard.split(":")[1], "--dashboard-agent-listen-port": 0,
-            "--ray-client-server-port": free_port(), "--min-worker-port": 0, "--max-worker-port": 0,
+        self._nodes: list[Started] = []
+
+    def _start(self, number: int) -> None:
+        flags: dict[str, Any] = {
+            "--num-cpus": self.cpus[number], "--temp-dir": self.session / f"node-{number}",
+            "--object-store-memory": 100 * 2**20, "--dashboard-agent-listen-port": 0,
+            "--min-worker-port": 0, "--max-worker-port": 0,
         }  # fmt: skip
-        command = [self.ray, "start", "--head", "--block", "--disable-usage-stats"]
-        self.head = Started([*command, *(str(part) for flag in flags.items() for part in flag)], folder / "head",
-                            self.env, cwd)  # fmt: skip
+        if number == 0:
+            flags |= {
+                "--port": self.address.split(":")[1], "--dashboard-port": self.dashboard.split(":")[1],
+                "--ray-client-server-port": free_port(),
+            }  # fmt: skip
+        command = [self.ray, "start", "--block", *(["--head"] if number == 0 else ["--address", self.address])]
+        command += ["--disable-usage-stats", *(str(part) for flag in flags.items() for part in flag)]
+        node = Started(command, self._folder / f"node-{number}", self.env, self._cwd)
+        self._nodes.append(node)
+        node.wait_until(lambda: "Ray runtime started" in node.out, f"node {number}")
 
     def submit(self, folder: Path, *arguments: str, cwd: Path | None = None) -> Started:
         """`ray job submit ARGUMENTS`, from `cwd`, by default a directory that has nothing to do with the cluster's."""
@@ -211,12 +224,17 @@ class Cluster:
         return Started([self.ray, "job", "submit", *arguments], folder / "submit", env, cwd)
 
     def __enter__(self) -> Cluster:
-        self.head.__enter__()
-        self.head.wait_until(lambda: "Ray runtime started" in self.head.out, "the Ray head")
+        try:
+            for number in range(len(self.cpus)):  # one after the other: raylets that start at once may race
+                self._start(number)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.head.__exit__(None, None, None)
+        for node in reversed(self._nodes):
+            node.__exit__(None, None, None)
         shutil.rmtree(self.session, ignore_errors=True)
 
 

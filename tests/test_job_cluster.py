@@ -12,12 +12,14 @@ import pytest
 
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import read_summary
+from raypack.planning.plan import plan_from_json
 from tests.job_runs import Cluster, Started, clean_copy, start_job, tiny_corpus, tiny_run
 
 pytestmark = pytest.mark.ray
 
-# As many CPUs as workers: a planner or an observer that asked for one would leave no room for them.
-WORKERS = 2
+# As many CPUs as workers, one on each node: a planner or an observer that asked for one would leave no room for them.
+NODES = (1, 1)
+WORKERS = sum(NODES)
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +34,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, clone: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), cwd=clone, cpus=WORKERS) as started:
+    with Cluster(tmp_path_factory.mktemp("cluster"), cwd=clone, cpus=NODES) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
-    return tiny_run(folder, tiny_corpus(folder / "corpus"), run={"root": "runs"})
+    sections = {"run": {"root": "runs"}, "topology": {"workers": WORKERS, "nodes": []}, "plan": {"keep": True}}
+    return tiny_run(folder, tiny_corpus(folder / "corpus"), **sections)
 
 
 def entrypoint(run_file: Path, *more: str) -> list[str]:
@@ -57,6 +60,12 @@ def test_a_submitted_job_trains_and_keeps_its_run_below_raypack_home(
     assert summary is not None
     assert (summary.stop_reason, summary.steps, summary.worlds) == ("finished", 6, [WORKERS])
     assert [record.complete for record in read_steps(run_dir)] == [True] * 6
+    # Two machines, as far as Ray knows: nothing here is simulated.
+    assert not [note for note in summary.notes if "simulated" in note]
+    plan = plan_from_json((run_dir / "plans" / "step-00000003.json").read_text())
+    assert plan.nodes == NODES
+    assert sum(scopes["intra"] for scopes in summary.collective_bytes.values()) == 0
+    assert summary.collective_bytes["gradient_reduce"]["inter"] > 0
 
 
 def test_an_uploaded_job_leaves_environments_corpora_and_runs_behind_and_stops_when_asked(
@@ -65,7 +74,7 @@ def test_an_uploaded_job_leaves_environments_corpora_and_runs_behind_and_stops_w
     command = entrypoint(run_file, "--run.name", "carried", "--run.steps", "1000000")
     with cluster.submit(tmp_path, "--working-dir", ".", *command, cwd=clone) as job:
         job.wait_until(lambda: "step 2 " in job.out, "step 2")
-        (copy,) = cluster.session.glob("session_latest/runtime_resources/working_dir_files/*/jobs")
+        (copy,) = cluster.session.glob("node-0/session_latest/runtime_resources/working_dir_files/*/jobs")
         names = {entry.name for entry in copy.parent.iterdir()}
         assert {"jobs", "raypack"} <= names
         assert names.isdisjoint({".git", ".venv", "runs", "corpora", "shared"})
@@ -84,7 +93,7 @@ def test_an_uploaded_job_leaves_environments_corpora_and_runs_behind_and_stops_w
 
 
 def test_an_existing_cluster_counts_as_it_is(cluster: Cluster, run_file: Path, tmp_path: Path) -> None:
-    workers = ("--topology.workers", "3", "--topology.nodes", "[3]", "--run.ray_address", cluster.address)
+    workers = ("--topology.workers", "3", "--run.ray_address", cluster.address)
     with start_job(tmp_path, "--run", str(run_file), *workers, env=cluster.env) as job:
         assert job.wait(90) == 2, job.out + job.err
         assert "topology.workers = 3 need 3 CPU (1 each), the Ray cluster has 2" in job.err

@@ -51,6 +51,12 @@ def kept(folder: Path) -> Summary:
     return summary
 
 
+def kept_reason(folder: Path) -> str:
+    summary = read_summary(run_dir(folder))
+    assert summary is not None
+    return summary.stop_reason
+
+
 def failed_in_one_line(job: Started) -> str:
     assert job.wait() == 2, job.out + job.err
     assert "Traceback" not in job.err
@@ -106,7 +112,14 @@ def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path, corpus: Path) -
         assert job.wait(60) == 130
         assert job.err == "error: interrupted\n"
         assert job.wait_for_family_to_end() == []
-    assert read_summary(run_dir(tmp_path)).stop_reason == "interrupted"  # type: ignore[union-attr]
+    assert kept_reason(tmp_path) == "interrupted"
+
+
+def test_workers_that_do_not_start_in_time_end_the_run(tmp_path: Path, corpus: Path) -> None:
+    with start(tmp_path, corpus, timeouts={"start": 0.5}) as job:
+        line = failed_in_one_line(job)
+    assert "waited timeouts.start = 0.5 s for 2 workers to start" in line
+    assert kept_reason(tmp_path).startswith("failed: waited")
 
 
 def test_a_killed_worker_is_named_and_not_its_echo_on_the_others(tmp_path: Path, corpus: Path) -> None:

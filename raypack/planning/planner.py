@@ -164,6 +164,10 @@ class PlannerActor:
             del self._tasks[key]
         return [reference]
 
+    async def begun(self, attempt: int) -> bool:
+        """Whether a worker of `attempt` has asked for a plan: they are up, and agree on code, settings and corpus."""
+        return self._attempt >= attempt
+
     async def held_out(self, nodes: tuple[int, ...]) -> list[Any]:
         """[reference to the plan of the held-out samples, or to None]; made once for all ranks."""
         nodes = tuple(nodes)

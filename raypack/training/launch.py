@@ -5,6 +5,7 @@ It runs where the job's entrypoint runs and holds no tensor.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,11 @@ from raypack.training.cluster import address_of, connected
 from raypack.training.ending import reason_of
 from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
 from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, write_config
+from raypack.training.start_watch import StartWatch
 from raypack.training.worker import WorkerSettings, train_worker
+
+# Settings of the job script that a worker on another machine would not see.
+PASSED_ON = ("PYTORCH_CUDA_ALLOC_CONF",)
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,9 @@ def _attempt(run: Prepared, observer: Any, console: Console) -> None:
     _wait(observer.begin.remote(attempt, config.topology.workers), limit, "the observer actor")
     resume = str(run.resume) if run.resume else ""
     settings = WorkerSettings(config, str(run.corpus), str(run.run_dir), planner, observer, attempt, resume)
-    with Follower(observer, RunView(console, config.run.steps, table=config.observe.table)):
+    view = RunView(console, config.run.steps, table=config.observe.table)
+    watch = StartWatch(planner, attempt, config.topology.workers, config.timeouts.start)
+    with watch, Follower(observer, view):
         failure = _fit(_trainer(config, settings, run.run_dir))
     if failure is not None:
         (run.run_dir / FAILURE_FILE).write_text(f"{failure}\n", encoding="utf-8")
@@ -149,6 +156,7 @@ def _trainer(config: Config, settings: WorkerSettings, run_dir: Path) -> TorchTr
         run_config=RunConfig(
             name=run_dir.name,
             storage_path=str(run_dir / ".ray_train"),
+            worker_runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
         ),
         torch_config=TorchConfig(timeout_s=int(config.timeouts.collective)),
