@@ -19,7 +19,7 @@ SHORT = {"observe.trace": "trace"}
 """Flags that have a short name too."""
 
 
-class _Flags(Config, BaseSettings):  # type: ignore[misc]
+class _Flags(Config, BaseSettings):
     """The same tree, as command-line flags."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")

@@ -100,6 +100,24 @@ def test_an_existing_cluster_counts_as_it_is(cluster: Cluster, run_file: Path, t
         assert "Traceback" not in job.err
 
 
+def test_a_place_that_a_node_does_not_see_is_named_with_the_node(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    corpus = tiny_corpus(tmp_path / "corpus", documents=5)
+    code = (
+        "import sys, logging, ray; from pathlib import Path\n"
+        "from raypack.errors import RaypackError; from raypack.training.preflight import check_places\n"
+        "ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)\n"
+        "check_places(Path(sys.argv[2]), Path(sys.argv[3]), 60)\n"
+        "try:\n    check_places(Path(sys.argv[2]), Path('/nowhere/corpus'), 60)\n"
+        "except RaypackError as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-c", code, cluster.address, str(tmp_path / "run"), str(corpus)]
+    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "does not see /nowhere/corpus: put run.root and data.corpus on storage that all nodes share" in done.stdout
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def free_cpus(cluster: Cluster) -> float:
     """CPUs that nothing holds, once the actors of ended jobs are gone."""
     code = (

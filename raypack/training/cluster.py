@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -60,7 +61,7 @@ def _start(config: Config) -> None:
             num_cpus=cpus,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
         )
     except (OSError, ValueError, RuntimeError, SystemExit, ray.exceptions.RayError) as error:
@@ -76,7 +77,7 @@ def _join(address: str) -> None:
     if address != "auto":
         _probe(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, SystemExit, ray.exceptions.RayError) as error:
         refused = f"{_first_line(error)} (is it this Ray version, and do RAY_AUTH_MODE and the token agree?)"
         raise _no_cluster(address, refused) from None

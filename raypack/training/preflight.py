@@ -135,9 +135,9 @@ def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
     token.touch()
     try:
         asked = {
-            node["NodeManagerAddress"]: _look.options(  # type: ignore[attr-defined]
+            node["NodeManagerAddress"]: _look.options(
                 num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(str(token), str(corpus / "corpus.json"))
+            ).remote([str(token), str(corpus / "corpus.json")])
             for node in nodes
         }
         for name, answer in asked.items():
@@ -155,6 +155,6 @@ def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
 
 
 @ray.remote
-def _look(*paths: str) -> str:
+def _look(paths: list[str]) -> str:
     """The first of the paths that this node does not see."""
     return next((path for path in paths if not os.path.exists(path)), "")
