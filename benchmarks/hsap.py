@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks import emulated
 from benchmarks.hsap_methods import Method, methods, packs
-from raypack.config import ModelConfig, load_cluster
+from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.parallel.groups import Groups
 from raypack.parallel.kv_schedule import STEP_ROWS, Pack, Signature, schedule_of, transfers_of
 from raypack.parallel.ledger import Ledger
@@ -117,13 +117,13 @@ def _measure_all(
     heads: dict[str, tuple[int, int]], count: int, repeats: int, rank: int, wire: Wire, quick: bool
 ) -> list[Row]:
     """Every list and method; `count` packs each."""
-    cluster = load_cluster("h100-8x8", {"rank_tokens_max": PACK})
+    cluster, network = load_cluster("h100-8x8"), load_model("1f3s-30b-a3b", {"pattern": "F"})
     rows = []
     for label, (queries, keys) in heads.items():
         model = ModelConfig(pattern="F", heads=queries, kv_heads=keys, head_dim=DIM, width=queries * DIM)
         for name in LISTS:
             for pack in packs(drawn(name, 100_000, 1), PACK // (8 if quick else 1), count):
-                for method, make in methods(cluster).items():
+                for method, make in methods(cluster, network).items():
                     rows.append((label, name, method, *measure(make(pack, rank, model, wire), model, wire, repeats)))
     return rows
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from benchmarks.baselines import packed, packed_gather, packed_ring
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.model.frame import build_frame
+from raypack.model.frame import Frame, build_frame
 from raypack.model.hsap import hsap_attention
-from raypack.parallel.layout import Layout
 from raypack.parallel.topology import Block, Topology
 from raypack.parallel.wire import Wire, to_heads, to_tokens
 from raypack.planning.plan import Placement, Round
@@ -48,68 +48,78 @@ def ring(cut: Callable[[Sequence[int], int], list[list[packed.Piece]]], attentio
     return make
 
 
-def by_plan(rounds: Callable[[Sequence[int], ModelConfig, Topology], Round]) -> Maker:
-    """A method that raypack itself runs: the full layer of a round."""
+Rounds = tuple[Round, ...]
+
+
+def by_plan(rounds: Callable[[Sequence[int], ModelConfig, Topology], Rounds]) -> Maker:
+    """A method that raypack itself runs: the full layer of each round, one after the other."""
 
     def make(lengths: Sequence[int], rank: int, model: ModelConfig, wire: Wire) -> Method:
         topology = wire.ledger.topology
-        round_ = rounds(lengths, model, topology)
-        layout, frame = Layout(round_, topology, rank), build_frame(round_, topology, rank, model)
-        segments = layout.segments(rank)
-        documents = layout.columns["sample"][segments.placement]
-        columns = (documents, segments.low, segments.high)
-        rows = tuple(zip(*(column.tolist() for column in columns), strict=True))
+        rows: list[tuple[int, int, int]] = []
+        frames = []
+        for round_ in rounds(lengths, model, topology):
+            frames.append(build_frame(round_, topology, rank, model))
+            segments = frames[-1].segments
+            documents = frames[-1].samples[segments.placement]
+            columns = (documents, segments.low, segments.high)
+            rows += zip(*(column.tolist() for column in columns), strict=True)
 
         def run(qkv: Tensor) -> Tensor:
-            outputs = []
-            calls = to_heads(qkv, frame.full.into, wire, "full_in")
-            for call, description in zip(calls, frame.full.into.calls, strict=True):
-                if description.spread:
-                    assert frame.full.hsap is not None
-                    outputs.append(hsap_attention(call, frame.full.hsap, wire))
-                    continue
-                q0, q1, k0, k1 = description.heads
-                q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], 1)
-                outputs.append(packed.attend(q, k, v, description.lengths))
-            return to_tokens(outputs, frame.full.out, wire, "full_out") if outputs else qkv[:, : model.heads]
+            parts = qkv.split([frame.rows for frame in frames])
+            return torch.cat([_layer(part, frame, model, wire) for part, frame in zip(parts, frames, strict=True)])
 
-        return Method(rows, run)
+        return Method(tuple(rows), run)
 
     return make
 
 
-def ulysses(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Round:
+def _layer(qkv: Tensor, frame: Frame, model: ModelConfig, wire: Wire) -> Tensor:
+    """As `model.attention`, with the kernel that all methods share."""
+    outputs = []
+    calls = to_heads(qkv, frame.full.into, wire, "full_in")
+    for call, description in zip(calls, frame.full.into.calls, strict=True):
+        if description.spread:
+            assert frame.full.hsap is not None
+            outputs.append(hsap_attention(call, frame.full.hsap, wire))
+            continue
+        q0, q1, k0, k1 = description.heads
+        q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], 1)
+        outputs.append(packed.attend(q, k, v, description.lengths))
+    return to_tokens(outputs, frame.full.out, wire, "full_out") if outputs else qkv[:, : model.heads]
+
+
+def ulysses(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Rounds:
     """Every document over all ranks by heads."""
     whole = Block(0, topology.world)
-    return Round(tuple(Placement(i, n, whole, whole, n - 1) for i, n in enumerate(lengths)))
+    return (Round(tuple(Placement(i, n, whole, whole, n - 1) for i, n in enumerate(lengths))),)
 
 
-def hsap_whole(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Round:
-    """Every document of the pack by hsap over all nodes; children are whole nodes with about equal tokens."""
+def hsap_whole(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Rounds:
+    """Every document of the pack by hsap over all nodes; children are whole nodes, tokens about equal."""
     whole, room = Block(0, topology.world), [0] * len(topology.nodes)
     placements = []
     for i in np.argsort(-np.array(lengths), kind="stable").tolist():
         node = room.index(min(room))
         room[node] += lengths[i]
         placements.append(Placement(i, lengths[i], whole, topology.node_block(node), lengths[i] - 1, "hsap"))
-    return Round(tuple(placements))
+    return (Round(tuple(placements)),)
 
 
-def planned(cluster: ClusterConfig) -> Callable[[Sequence[int], ModelConfig, Topology], Round]:
-    """The planner's parents and children, hsap for all parents over nodes."""
+def planned(cluster: ClusterConfig, network: ModelConfig) -> Callable[[Sequence[int], ModelConfig, Topology], Rounds]:
+    """The planner's parents and children for the model `network`, hsap for all parents over nodes."""
 
-    def rounds(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Round:
-        plan = make_plan(Samples.of_lengths(np.array(lengths)), topology, cluster, model, "joint", attention="hsap")
-        assert len(plan.rounds) == 1, "the cap must leave room for the whole pack"
-        return plan.rounds[0]
+    def rounds(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Rounds:
+        samples = Samples.of_lengths(np.array(lengths))
+        return make_plan(samples, topology, cluster, network, "joint", attention="hsap").rounds
 
     return rounds
 
 
-def methods(cluster: ClusterConfig) -> dict[str, Maker]:
-    """By name; the first is the reference of all ratios."""
+def methods(cluster: ClusterConfig, network: ModelConfig) -> dict[str, Maker]:
+    """By name; the first is the reference of all ratios. `cluster`, `network`: what the planner plans for."""
     return {
-        "hsap, planned": by_plan(planned(cluster)),
+        "hsap, planned": by_plan(planned(cluster, network)),
         "hsap, whole pack": by_plan(hsap_whole),
         "all-gather KV": ring(packed.zigzag_pack, packed_gather.attention),
         "zig-zag ring": ring(packed.zigzag_documents, packed_ring.attention),

@@ -101,7 +101,7 @@ def method_on_rank(
     wire = Wire(Groups(topology, torch.device("cpu"), 60.0), Ledger(topology, rank), poison=True)
     model = ModelConfig(pattern="F", layers=1, heads=case.heads, kv_heads=case.kv_heads, head_dim=case.dim)
     cluster = load_cluster("local-2x4", {"rank_tokens_max": 1000})
-    method = methods(cluster)[name](lengths, rank, model, wire)
+    method = methods(cluster, model)[name](lengths, rank, model, wire)
     vectors = case.heads + 2 * case.kv_heads
     parts = [content(case, d, lengths[d], "qkv")[a:b] for d, a, b in method.rows]
     x = torch.cat([torch.zeros(0, vectors, case.dim, dtype=case.dtype), *parts]).requires_grad_()

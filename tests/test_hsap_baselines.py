@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raypack.config import load_cluster
+from raypack.config import load_cluster, load_model
 from raypack.planning.plan import Round
 from tests.hsap_ranks import Case, method_on_rank, oracle
 from tests.test_layout import place
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pool
 LENGTHS = [70, 31, 9, 1, 17]
 
 
-@pytest.mark.parametrize("name", list(benchmarks.methods(load_cluster("local-2x4"))))
+@pytest.mark.parametrize("name", list(benchmarks.methods(load_cluster("local-2x4"), load_model("1f3s-30b-a3b"))))
 def test_every_method_gives_the_outputs_and_gradients_of_one_rank(pool, name):
     case = Case(4, 2)
     expected = oracle(case, Round(tuple(place(i, n, (0, 1), (0, 1)) for i, n in enumerate(LENGTHS))))
