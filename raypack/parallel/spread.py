@@ -9,7 +9,6 @@ and one schedule for all spread parents inside the widest around it, since ticks
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -52,20 +51,22 @@ class Spread:
 
     def parts(self, layout: Layout, run: Run, low: int, high: int) -> list[tuple[int, int, int]]:
         """(node, low, high) of the tokens [low, high) of a run's stream, in order, neighbours joined."""
-        segments = self.schedule.segments
-        first, end = self._documents(run)
-        a, b = np.searchsorted(segments.document, (first, end))
-        document = segments.document[a:b]
-        start = (layout.offsets[self.placements] - layout.offsets[run.first])[document]
-        lows = np.maximum(start + segments.low[a:b], low)
-        highs = np.minimum(start + segments.high[a:b], high)
+        node, lows, highs = self._stream(layout, run)
+        lows, highs = np.maximum(lows, low), np.minimum(highs, high)
         keep = highs > lows
-        node, lows, highs = segments.node[a:b][keep], lows[keep], highs[keep]
+        node, lows, highs = node[keep], lows[keep], highs[keep]
         if not len(node):
             return []
         new = np.flatnonzero(np.append(True, node[1:] != node[:-1]))
         last = np.append(new[1:], len(node)) - 1
         return list(zip(node[new].tolist(), lows[new].tolist(), highs[last].tolist(), strict=True))
+
+    def _stream(self, layout: Layout, run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(node, low, high) of the segments of a run's documents, in the run's stream."""
+        segments = self.schedule.segments
+        a, b = np.searchsorted(segments.document, self._documents(run))
+        start = layout.offsets[self.placements[segments.document[a:b]]] - layout.offsets[run.first]
+        return segments.node[a:b], start + segments.low[a:b], start + segments.high[a:b]
 
     def lengths(self, run: Run) -> tuple[int, ...]:
         """Local tokens of each of the run's documents."""
@@ -74,11 +75,14 @@ class Spread:
 
     def bounds(self, layout: Layout, run: Run) -> tuple[int, ...]:
         """Local rows of the run before the shard of each rank of its child, and all of them."""
-        local = [0]
-        for low, high in pairwise(run.cuts):
-            parts = self.parts(layout, run, low, high)
-            local.append(local[-1] + sum(b - a for node, a, b in parts if node == self.schedule.node))
-        return tuple(local)
+        node, low, high = self._stream(layout, run)
+        low, high = low[node == self.schedule.node], high[node == self.schedule.node]
+        before = np.concatenate(([0], np.cumsum(high - low)))
+        cuts = np.array(run.cuts, dtype=np.int64)
+        at = np.searchsorted(low, cuts, side="right")
+        # Segments up to `at` start before the cut; only the last of them may go beyond it.
+        beyond = np.maximum(np.append(0, high)[at] - cuts, 0)
+        return tuple((before[at] - beyond).tolist())
 
     def _documents(self, run: Run) -> tuple[int, int]:
         first, end = np.searchsorted(self.placements, (run.first, run.end))
