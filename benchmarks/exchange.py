@@ -22,7 +22,8 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from raypack.parallel.exchange import Exchange, Heads, build_exchange
+from raypack.parallel.exchange import Exchange, Heads
+from raypack.parallel.exchange_build import build_exchange
 from raypack.parallel.groups import Groups
 from raypack.parallel.layout import Layout
 from raypack.parallel.ledger import Ledger

@@ -31,7 +31,8 @@ from benchmarks import emulated
 from benchmarks.hsap_methods import Method, methods, packs
 from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.parallel.groups import Groups
-from raypack.parallel.kv_schedule import STEP_ROWS, Pack, Signature, schedule_of, transfers_of
+from raypack.parallel.kv_schedule import Signature, schedule_of
+from raypack.parallel.kv_transfers import STEP_ROWS, Pack, transfers_of
 from raypack.parallel.ledger import Ledger
 from raypack.parallel.topology import Topology
 from raypack.parallel.wire import Wire

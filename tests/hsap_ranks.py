@@ -13,7 +13,8 @@ from raypack.model.hsap import hsap_attention, plan_hsap
 from raypack.model.kernels import attention
 from raypack.model.packing import Packing
 from raypack.model.reference import attention as reference_attention
-from raypack.parallel.exchange import Heads, build_exchange
+from raypack.parallel.exchange import Heads
+from raypack.parallel.exchange_build import build_exchange
 from raypack.parallel.groups import Groups
 from raypack.parallel.layout import Layout
 from raypack.parallel.ledger import Ledger

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.parallel.exchange import Exchange, Heads, build_exchange
+from raypack.parallel.exchange import Exchange, Heads
+from raypack.parallel.exchange_build import build_exchange
 from raypack.parallel.layout import Layout, head_share
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import Round

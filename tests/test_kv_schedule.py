@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.parallel import kv_schedule
-from raypack.parallel.kv_schedule import Pack, Schedule, Signature, compile_schedule, merge, schedule_of
+from raypack.parallel.kv_schedule import Schedule, Signature, compile_schedule, schedule_of
+from raypack.parallel.kv_transfers import Pack, merge, transfers_of
 from raypack.parallel.segments import SLACK, Segmentation, causal_work, segment
 
 
@@ -195,7 +195,7 @@ def test_compiling_and_looking_up_keep_their_budgets(documents, nodes, limit):
     seconds, hits = [], []
     for _ in range(3):
         schedule_of.cache_clear()
-        kv_schedule.transfers_of.cache_clear()
+        transfers_of.cache_clear()
         started = time.perf_counter()
         schedule_of(signature)
         seconds.append(time.perf_counter() - started)

@@ -15,7 +15,8 @@ from raypack.config import ModelConfig
 from raypack.model.hsap import HsapPlan, plan_hsap
 from raypack.model.packing import Packing
 from raypack.model.rope import RopeTable, rope_table
-from raypack.parallel.exchange import Exchange, Heads, build_exchange
+from raypack.parallel.exchange import Exchange, Heads
+from raypack.parallel.exchange_build import build_exchange
 from raypack.parallel.halo import HaloPlan, plan_halo
 from raypack.parallel.kv_gather import GatherPlan, gathers, plan_gather
 from raypack.parallel.layout import Layout, Segments

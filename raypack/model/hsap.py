@@ -20,7 +20,7 @@ from raypack.model.kernels_partial import Span
 from raypack.parallel.exchange import Exchange
 from raypack.parallel.kv_exchange import exchange_keys
 from raypack.parallel.kv_routes import Leg, Routes, build_routes
-from raypack.parallel.kv_schedule import STEP_ROWS
+from raypack.parallel.kv_transfers import STEP_ROWS
 from raypack.parallel.layout import Layout
 from raypack.parallel.spread import build_spread
 from raypack.parallel.wire import Wire

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from raypack.parallel.exchange import Heads
-from raypack.parallel.kv_schedule import Step, Work, part
+from raypack.parallel.kv_schedule import Step, Work
+from raypack.parallel.kv_transfers import part
 from raypack.parallel.layout import head_share
 from raypack.parallel.spread import Spread
 from raypack.parallel.topology import Block

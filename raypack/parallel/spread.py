@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.parallel.kv_schedule import STEP_ROWS, Pack, Schedule, Signature, schedule_of
+from raypack.parallel.kv_schedule import Schedule, Signature, schedule_of
+from raypack.parallel.kv_transfers import STEP_ROWS, Pack
 from raypack.parallel.layout import Layout, Run
 from raypack.parallel.topology import Block
 

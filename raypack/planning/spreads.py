@@ -1,6 +1,6 @@
 """hsap over nodes as load: heads split over the ranks of each node, segments of documents over the nodes.
 
-Segments and transfers are those of `parallel.segments` and `parallel.kv_schedule`, so bytes are exact. Keys that cross
+Segments and transfers are those of `parallel.segments` and `parallel.kv_transfers`, so bytes are exact. Keys that cross
 nodes travel while the ranks attend to what they have: only what takes longer than that is charged.
 """
 
@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.parallel.kv_schedule import STEP_ROWS, Pack, Transfers, part, transfers_of
+from raypack.parallel.kv_transfers import STEP_ROWS, Pack, Transfers, part, transfers_of
 from raypack.parallel.layout import head_share
 from raypack.parallel.segments import Segmentation
 from raypack.planning.cost import PASSES, Costs, HeadWeights
