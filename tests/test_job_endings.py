@@ -115,6 +115,7 @@ def test_ctrl_c_while_workers_start_ends_at_once(tmp_path: Path, corpus: Path) -
     assert kept_reason(tmp_path) == "interrupted"
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_start_in_time_end_the_run(tmp_path: Path, corpus: Path) -> None:
     with start(tmp_path, corpus, timeouts={"start": 0.5}) as job:
         line = failed_in_one_line(job)
@@ -161,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_an_exception_on_one_rank_ends_the_run_with_it(tmp_path: Path, corpus: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(BROKEN.format(root=str(ROOT)))
