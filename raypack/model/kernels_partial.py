@@ -42,7 +42,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, spans: Sequence[Span], scale: float
         q: [queries, hq, D]; k, v: [keys, hkv, D] with hkv dividing hq; last dimensions contiguous, else any strides.
         spans: none empty; all causal or none.
     """
-    if q.device.type == "cpu":
+    if _on_cpu(q):
         return [_cpu_forward(q, k, v, span, scale) for span in spans]
     return _cuda_forward(q, k, v, spans, scale)
 
@@ -65,11 +65,15 @@ def backward(
     Args:
         grad, out, lse: of the whole rows: [queries, hq, D], [queries, hq, D], [queries, hq].
     """
-    if q.device.type == "cpu":
+    if _on_cpu(q):
         for span in spans:
             _cpu_backward(grad, q, k, v, out, lse, span, scale, grad_q, grad_k, grad_v)
     else:
         _cuda_backward(grad, q, k, v, out, lse, spans, scale, grad_q, grad_k, grad_v)
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
 
 
 def merge(out: Tensor, lse: Tensor, part: Partial) -> None:
