@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.baselines.neighbours import Ring
+from benchmarks.baselines.neighbours import Passing, Ring
 
 
-def work_for(x: Tensor, seconds: float) -> Tensor:
-    """`x` after `seconds`; its gradient takes twice as long."""
-    return _Work.apply(x, seconds)
+def work_for(x: Tensor, seconds: float, least: float = 0.0) -> Tensor:
+    """`x` after `seconds`; its gradient takes twice as long. Both take at least `least`: a latency that they hide."""
+    return _Work.apply(x, seconds, least)
 
 
 class _Work(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
+    def forward(ctx: Any, x: Tensor, seconds: float, least: float) -> Tensor:
+        ctx.seconds = max(2 * seconds, least)
+        time.sleep(max(seconds, least))
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.seconds)
+        return grad, None, None
+
+
+@dataclass
+class SlowRing(Ring):
+    """A ring whose messages arrive `latency(source rank)` seconds later than they would."""
+
+    latency: Callable[[int], float] = lambda _: 0.0
+
+    def receive(self, like: Tensor, source: int) -> Tensor:
+        out = super().receive(like, source)
+        time.sleep(self.latency(source))
+        return out
+
+    def pass_on(self, x: Tensor, *, chained: bool = True) -> Passing:
+        moving = super().pass_on(x, chained=chained)
+        return _SlowPassing(moving.out, moving.sent, moving.works, self.latency((self.rank - 1) % self.width))
+
+
+@dataclass
+class _SlowPassing(Passing):
+    seconds: float = 0.0
+
+    def wait(self) -> Tensor:
+        out = super().wait()
+        time.sleep(self.seconds)
+        return out
 
 
 class RingOfKeys(torch.autograd.Function):
