@@ -193,3 +193,15 @@ def test_bad_arguments_are_refused(change: dict, words: str) -> None:
 def test_bad_samples_are_refused(ids: list, n: list, labels: list, words: str) -> None:
     with pytest.raises(RaypackError, match=words):
         Samples(np.array(ids), np.array(n), np.array(labels))
+
+
+def test_in_lockstep_parents_balance_attention_and_children_balance_tokens() -> None:
+    """Every layer waits for its slowest rank: long samples need wide parents, whatever their children are."""
+    cluster = CLUSTER.model_copy(update={"sync": "layer", "prefetch_layers": 0, "rank_tokens_max": 16_384})
+    samples = Samples.of_lengths([3000, *[200] * 120])
+    seconds = {}
+    for policy in ("dynamic", "joint"):
+        plan = make_plan(samples, Topology((4, 4)), cluster, SMALL_HEADS, policy, budget=0)
+        seconds[policy] = evaluate(plan, cluster, SMALL_HEADS).seconds
+    assert seconds["joint"] < 0.97 * seconds["dynamic"]
+    assert any(p.parent.width > p.child.width for p in plan.placements)

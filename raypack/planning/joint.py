@@ -14,6 +14,7 @@ from itertools import product
 
 import numpy as np
 
+from raypack.planning.balance import balanced_tables
 from raypack.planning.fill import fill, share
 from raypack.planning.greedy import cheapest_within, list_schedule
 from raypack.planning.neighbours import finish, idlest, values
@@ -43,7 +44,7 @@ def joint_table(problem: Problem, bases: list[Table]) -> Table:
     values_ = [problem.judge(table) for table in bases]
     best_seconds = min(values_)
     best = bases[values_.index(best_seconds)]
-    for table in construct(problem):
+    for table in construct(problem) + (balanced_tables(problem) if problem.waits_in_layers else []):
         seconds = problem.judge(table)
         if seconds < best_seconds:
             best, best_seconds = table, seconds

@@ -91,6 +91,11 @@ class Problem:
         return self.sync == "layer" and self.costs.cluster.prefetch_layers == 0
 
     @property
+    def waits_in_layers(self) -> bool:
+        """Whether ranks wait for each other in every layer, in the world or in their node."""
+        return self.lockstep or self.sync == "node"
+
+    @property
     def cap(self) -> int:
         return self.costs.cap(self.recompute)
 
