@@ -22,6 +22,9 @@ SHARES = (1.0, 0.5, 0.25, 0.1)
 LONGEST = 8
 """Samples whose parent is tried at every wider block."""
 
+WORTH = 0.25
+"""Only those whose full attention takes at least this share of the step."""
+
 
 def check_even(topology: Topology) -> None:
     """Raises RaypackError, naming the nodes, where their sizes rule out hsap."""
@@ -57,7 +60,8 @@ def _widen(problem: Problem, table: Table, seconds: float) -> Table:
     """Give the longest samples a wider parent with hsap, one after the other, wherever the step gets shorter."""
     best, tries = table, problem.budget
     longest = np.argsort(-table.samples.lengths, kind="stable")[:LONGEST]
-    for row in longest.tolist():
+    full = _full_seconds(problem, table)
+    for row in longest[full[longest] >= WORTH * seconds].tolist():
         parent = Block(int(table.parent_first[row]), int(table.parent_width[row]))
         start = best
         for block in problem.topology.blocks_around(parent.first)[::-1]:
@@ -75,6 +79,15 @@ def _widen(problem: Problem, table: Table, seconds: float) -> Table:
             if (value := problem.judge(changed)) < seconds:
                 best, seconds = changed, value
     return best
+
+
+def _full_seconds(problem: Problem, table: Table) -> np.ndarray:
+    """Full attention of every sample on the busiest rank of its parent, at least."""
+    costs = problem.costs
+    largest = {width: float(costs.weights("ulysses", width).share.max()) for width in set(table.parent_width.tolist())}
+    shares = np.array([largest[width] for width in table.parent_width.tolist()])
+    shares = np.where(table.attention == ULYSSES, shares, 1 / table.parent_width)
+    return costs.full_layers * costs.attention_seconds(problem.recompute) * costs.pairs(table.samples.lengths) * shares
 
 
 def _with(column: np.ndarray, row: int, value: int) -> np.ndarray:
