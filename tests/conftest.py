@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts background commands with Ctrl-C ignored, and children inherit that: tests that send SIGINT need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # loopback only; must be set before Ray is imported
 
 import pytest

@@ -230,7 +230,11 @@ def test_every_fault_is_one_line_and_the_json_has_them_all(tmp_path: Path) -> No
 
 def test_what_is_no_fault_but_costs_time_is_noted() -> None:
     shape = _shape(HEAD, NodeType("gpu", 64, 4, 0, 16))
-    data = {"plan": {"cluster": "h100-8x8"}, "topology": {"workers": 64, "gpus_per_worker": 1}}
+    data = {
+        "plan": {"cluster": "h100-8x8"},
+        "topology": {"workers": 64, "gpus_per_worker": 1},
+        "timeouts": {"start": 180},
+    }
     notes = check_cluster(Config.model_validate(data), shape).notes
     assert any("nodes with 8 ranks, these nodes hold gpu 4" in note for note in notes)
     assert any("timeouts.start = 180 s" in note for note in notes)
