@@ -52,6 +52,8 @@ def solve(problem: Problem, rounds: int, seconds: float, hint: Table | None = No
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = 0
     status = solver.solve(oracle.model)
+    if status == cp_model.UNKNOWN and hint is not None:  # out of time before it had even taken over the hint
+        return Optimum(additive_seconds(problem, hint), solver.best_objective_bound / oracle.scale, False, hint)
     assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
     for place, variable in oracle.places.items():
         if solver.value(variable):
