@@ -98,11 +98,14 @@ def even_out(rank: np.ndarray, seconds: np.ndarray, load: np.ndarray, allowed: n
         load: seconds of each rank, items included; updated in place.
         allowed: ranks that items may be on.
     """
+    held: dict[int, list[int]] = {int(at): [] for at in allowed}
+    for item, at in enumerate(rank.tolist()):
+        held[at].append(item)
     for _ in range(SWAPS):
         order = allowed[np.argsort(load[allowed], kind="stable")]
         busiest, idle = int(order[-1]), order[: min(PARTNERS, len(order) - 1)]
-        mine = np.flatnonzero(rank == busiest)
-        theirs = np.flatnonzero(np.isin(rank, idle))
+        mine = np.array(held[busiest], dtype=np.int64)
+        theirs = np.array([item for at in idle.tolist() for item in held[at]], dtype=np.int64)
         if not len(mine) or not len(idle):
             return
         # One more column stands for giving an item away without taking one back.
@@ -114,8 +117,14 @@ def even_out(rank: np.ndarray, seconds: np.ndarray, load: np.ndarray, allowed: n
         if after[at, to] >= load[busiest] * (1 - 1e-6):
             return
         other = int(partner[to])
-        rank[mine[at]] = other
+        _move(int(mine[at]), other, rank, held)
         if to < len(theirs):
-            rank[theirs[to]] = busiest
+            _move(int(theirs[to]), busiest, rank, held)
         load[busiest] -= shift[at, to]
         load[other] += shift[at, to]
+
+
+def _move(item: int, to: int, rank: np.ndarray, held: dict[int, list[int]]) -> None:
+    held[int(rank[item])].remove(item)
+    held[to].append(item)
+    rank[item] = to
