@@ -94,33 +94,42 @@ def _step_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs) 
 
 def _layer_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> float:
     """Walk through the layers once; a layer's seconds hold all its passes."""
-    where = grid(topology)
-    slack = costs.cluster.prefetch_layers if sync == "layer" else 0
     clock = np.zeros(topology.world)
     entered: list[float] = []
     for load in loads:
-        packs = list(zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True))
-        if not packs:
-            continue
-        at_pack = np.zeros(topology.world)
-        for a, b in packs:
-            exchange = (load.full_exchange[a:b] + load.full_latency[a:b]).max()
-            at_pack[a:b] = load.full[a:b].max() + exchange
-            clock[a:b] += costs.cluster.round_seconds
-        sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
-        alone = {"S": sparse, "L": load.linear + load.recurrent}
-        for kind in costs.model.kinds:
-            if sync == "node":
-                clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
-            elif slack == 0:
-                clock = np.full_like(clock, clock.max())
-            elif len(entered) >= slack:
-                clock = np.maximum(clock, entered[-slack])
-            entered.append(float(clock.max()))
-            if kind == "F":
-                clock = clock + load.linear
-                for a, b in packs:
-                    clock[a:b] = clock[a:b].max() + at_pack[a:b]
-            else:
-                clock = clock + alone[kind]
+        clock = after_layers(load, clock, entered, topology, costs, sync)
     return float(clock.max())
+
+
+def after_layers(
+    load: RoundLoad, clock: np.ndarray, entered: list[float], topology: Topology, costs: Costs, sync: str
+) -> np.ndarray:
+    """When every rank is done with a round that it enters at `clock`, where layers are waited for (`layer`, `node`).
+
+    `entered` = when the last rank entered each layer so far; grows by this round's layers.
+    """
+    packs = list(zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True))
+    if not packs:
+        return clock
+    where, slack = grid(topology), costs.cluster.prefetch_layers
+    full, clock = np.zeros(topology.world), clock.copy()
+    for a, b in packs:
+        full[a:b] = load.full[a:b].max() + (load.full_exchange[a:b] + load.full_latency[a:b]).max()
+        clock[a:b] += costs.cluster.round_seconds
+    sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
+    alone = {"S": sparse, "L": load.linear + load.recurrent}
+    for kind in costs.model.kinds:
+        if sync == "node":
+            clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
+        elif slack == 0:
+            clock = np.full_like(clock, clock.max())
+        elif len(entered) >= slack:
+            clock = np.maximum(clock, entered[-slack])
+        entered.append(float(clock.max()))
+        if kind == "F":
+            clock = clock + load.linear
+            for a, b in packs:
+                clock[a:b] = clock[a:b].max() + full[a:b]
+        else:
+            clock = clock + alone[kind]
+    return clock

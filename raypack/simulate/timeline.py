@@ -15,10 +15,10 @@ import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.parallel.topology import Topology
-from raypack.planning.clock import cheap_seconds, pack_seconds
+from raypack.planning.clock import after_layers, cheap_seconds, pack_seconds
 from raypack.planning.cost import ITEMSIZE, Costs
 from raypack.planning.evaluate import check_cap, load_rounds
-from raypack.planning.grid import grid, interval_max
+from raypack.planning.grid import interval_max
 from raypack.planning.load import RoundLoad
 from raypack.planning.plan import ATTENTIONS, Plan, check_plan
 from raypack.planning.table import RoundTable, table_of
@@ -87,7 +87,7 @@ def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, syn
         clock = (
             _after_step(load, clock, costs)
             if sync == "step"
-            else _after_layers(load, clock, entered, topology, costs, sync)
+            else after_layers(load, clock, entered, topology, costs, sync)
         )
         ends.append(clock)
     return np.array(ends)
@@ -98,37 +98,6 @@ def _after_step(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
     clock, end = clock.copy(), interval_max(clock, packs.first, packs.end) + packs.seconds
     for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
         clock[a:b] = t
-    return clock
-
-
-def _after_layers(
-    load: RoundLoad, clock: np.ndarray, entered: list[float], topology: Topology, costs: Costs, sync: str
-) -> np.ndarray:
-    """`entered` = when the last rank entered each layer so far; grows by this round's layers."""
-    packs = list(zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True))
-    if not packs:
-        return clock
-    where, slack = grid(topology), costs.cluster.prefetch_layers
-    full, clock = np.zeros(topology.world), clock.copy()
-    for a, b in packs:
-        full[a:b] = load.full[a:b].max() + (load.full_exchange[a:b] + load.full_latency[a:b]).max()
-        clock[a:b] += costs.cluster.round_seconds
-    sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
-    alone = {"S": sparse, "L": load.linear + load.recurrent}
-    for kind in costs.model.kinds:
-        if sync == "node":
-            clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
-        elif slack == 0:
-            clock = np.full_like(clock, clock.max())
-        elif len(entered) >= slack:
-            clock = np.maximum(clock, entered[-slack])
-        entered.append(float(clock.max()))
-        if kind == "F":
-            clock = clock + load.linear
-            for a, b in packs:
-                clock[a:b] = clock[a:b].max() + full[a:b]
-        else:
-            clock = clock + alone[kind]
     return clock
 
 
