@@ -121,7 +121,9 @@ class RunSection(Section):
     root: str = Field("runs", description="directory of all runs")
     steps: int = Field(60, ge=1, description="optimizer steps")
     seed: int = Field(0, ge=0, description="of the weights")
-    resume: str = Field("never", description="never, auto (newest complete checkpoint of this run) or a path")
+    resume: str = Field(
+        "never", description="never, auto (newest complete checkpoint of this run), or a checkpoint's path or URL"
+    )
     ray_address: str = Field("", description="Ray cluster: empty = the surrounding one, else start a local one")
 
 
@@ -183,6 +185,9 @@ class TrainSection(Section):
     eval_every: int = Field(20, ge=0, description="steps between held-out losses; 0 = never")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0 = only at the end")
     checkpoint_keep: int = Field(2, ge=1, description="complete checkpoints kept")
+    checkpoint_root: str = Field(
+        "", description="where checkpoints go, below the run's name: a directory or URL; empty = the run directory"
+    )
 
 
 class ObserveSection(Section):

@@ -23,21 +23,23 @@ def made(monkeypatch):
     return calls
 
 
-def test_cuda_selects_nccl_for_every_block_group_and_gloo_for_the_host_group(made):
+def test_cuda_selects_nccl_for_every_block_group_and_gloo_for_those_of_the_host(made):
     groups = Groups(Topology((4, 4)), torch.device("cuda", 3), timeout=77)
-    assert [options["backend"] for _, options in made] == ["nccl"] * 7 + ["gloo"]
+    assert [options["backend"] for _, options in made] == ["nccl"] * 7 + ["gloo"] * 2
     assert all(options["timeout"] == timedelta(seconds=77) for _, options in made)
-    assert made[-1][0] == list(range(8))
+    assert made[-2][0] == made[-1][0] == list(range(8))
     assert groups.host is not groups.world
+    assert groups.storage not in (None, groups.host)
 
 
 def test_on_cpus_the_world_group_serves_as_host_group(made):
     groups = Groups(Topology((4, 4)), torch.device("cpu"), timeout=77)
     assert [ranks for ranks, _ in made] == [
-        list(range(8)), [0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [4, 5], [6, 7],
+        list(range(8)), [0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [4, 5], [6, 7], list(range(8)),
     ]  # fmt: skip
     assert {options["backend"] for _, options in made} == {"gloo"}
     assert groups.host is groups.world
+    assert groups.storage not in (None, groups.host)
     assert len(groups) == 7
 
 

@@ -35,7 +35,9 @@ class Groups:
         timeout: seconds; set on each group, since `new_group` does not inherit the default one.
 
     Attributes:
-        host: a CPU (gloo) group of the whole world for agreement and checkpoints; None in a world of one rank.
+        host: a CPU (gloo) group of the whole world for agreement; None in a world of one rank.
+        storage: another one, for the thread that writes checkpoints while steps go on (calls of two threads on one
+            group would mix); None in a world of one rank.
     """
 
     def __init__(self, topology: Topology, device: torch.device, timeout: float) -> None:
@@ -55,6 +57,9 @@ class Groups:
         self.host: dist.ProcessGroup | None = self._by_block.get(self.world_block)
         if backend != "gloo":
             self.host = dist.new_group(list(range(topology.world)), timeout=limit, backend="gloo")
+        self.storage: dist.ProcessGroup | None = None
+        if topology.world > 1:
+            self.storage = dist.new_group(list(range(topology.world)), timeout=limit, backend="gloo")
 
     def __getitem__(self, block: Block) -> dist.ProcessGroup:
         return self._by_block[block]
