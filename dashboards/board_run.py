@@ -113,7 +113,7 @@ TRAFFIC = Row(
         ),
         series(
             "Other collectives",
-            "Gradients, parameters, agreement; by the ring formula",
+            "Gradients, parameters, states, keys and values; how each is counted: docs/metrics.md",
             (speed(COLLECTED, by="op, scope"), "{{op}} {{scope}}"),
             unit="Bps",
             stacked=True,

@@ -16,6 +16,7 @@ from rich.console import Console
 from raypack.cli import main
 from raypack.errors import RaypackError
 from raypack.observe.console import COLUMNS, DISPENSABLE, RunView, cells, fitting, line, summary_table
+from raypack.observe.death import cause_of_death
 from raypack.observe.observer import RunObserver
 from raypack.observe.steps import next_attempt, read_steps
 from raypack.observe.summary import read_summary, summarise
@@ -282,3 +283,13 @@ def test_the_nodes_own_address_when_asked(tmp_path: Path) -> None:
     assert host != "127.0.0.1"
     assert 'raypack_step_seconds_count{run="r"} 0.0' in _metrics(observer)
     observer.finish()
+
+
+def test_the_cause_of_a_death_is_its_exception_whatever_frames_are_around() -> None:
+    text = (
+        "The actor died because of an error raised in its creation task, ray::A.__init__() (pid=1)\n"
+        '  File "a.py", line 7, in __init__\n    open(path)\n    ^^^^^^^^^^\n'
+        '  File "b.py", line 3, in open\n    raise OSError(what)\nOSError: disk\nhas no room\n'
+    )
+    assert cause_of_death(text) == "OSError: disk has no room"
+    assert cause_of_death("The actor is unavailable.").startswith("The actor is unavailable; its log is in")

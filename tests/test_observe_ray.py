@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from raypack.errors import RaypackError
+from raypack.observe import observer
 from raypack.observe.console import RunView
 from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
@@ -54,6 +56,25 @@ def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path:
         start_observer(str(tmp_path / "s"), "s", "127.0.0.1", port, (), timeout=60)
     summary = ray_started.get(actor.finish.remote("over"), timeout=60)
     assert (summary.steps, summary.notes) == (3, ["note"])
+
+
+def test_an_observer_that_dies_at_its_start_says_why_in_one_line(ray_started, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(RaypackError, match=r"died at its start: TypeError: .*NoneType") as raised:
+        start_observer(None, "r", "127.0.0.1", 0, (), timeout=60)
+    assert "File" not in str(raised.value)
+
+    class Ending:
+        def __init__(self, *arguments: object) -> None:
+            os._exit(3)
+
+        def opened(self) -> None:
+            """Never reached."""
+
+    monkeypatch.setattr(observer, "Observer", ray_started.remote(Ending))
+    with pytest.raises(RaypackError, match=r"died at its start: Worker unexpectedly exits .*; its log is in") as raised:
+        start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, (), timeout=60)
+    assert len(str(raised.value)) < 300
+    assert "\n" not in str(raised.value)
 
 
 def test_an_observer_killed_in_the_middle_loses_no_record_that_a_rank_still_holds(ray_started, tmp_path: Path) -> None:

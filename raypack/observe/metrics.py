@@ -126,7 +126,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "raypack_collective_bytes_total", "counter", "bytes",
-        "Other collectives, by the ring formula: passes * (w - 1) / w * buffer bytes to the next rank", (OP, SCOPE),
+        "Other collectives: state_gather, kv_gather and conv_halo as handed to each other rank; gradient_reduce, "
+        "parameter_gather and metric_reduce by the ring formula, to the next rank; the rest (tiny) not at all",
+        (OP, SCOPE),
     ),
     Metric(
         "raypack_policy_bytes_total", "counter", "bytes",

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.errors import RaypackError
 from raypack.observe.collector import Collector
+from raypack.observe.death import cause_of_death
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.record import RankReport, StepRecord
 from raypack.observe.reporter import Receipt
@@ -232,7 +233,7 @@ def start_observer(
             f"the observer actor did not start within timeouts.actor = {timeout:g} s; is the head node alive?"
         ) from None
     except ray.exceptions.RayActorError as error:
-        raise RaypackError(f"the observer actor died at its start: {str(error).splitlines()[0]}") from None
+        raise RaypackError(f"the observer actor died at its start: {cause_of_death(str(error))}") from None
     if trouble:
         ray.kill(actor)
         raise RaypackError(trouble)
