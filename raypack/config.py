@@ -189,6 +189,13 @@ class TrainSection(Section):
         "", description="where checkpoints go, below the run's name: a directory or URL; empty = the run directory"
     )
 
+    @field_validator("checkpoint_root")
+    @classmethod
+    def _the_same_everywhere(cls, root: str) -> str:
+        if root and not root.startswith("/") and "://" not in root:
+            raise ValueError(f"checkpoint_root = {root!r} must be an absolute directory or a URL (s3://bucket/prefix)")
+        return root
+
 
 class ObserveSection(Section):
     port: int = Field(0, ge=0, le=65_535, description="of /metrics; 0 = any free one, written to the run directory")

@@ -1,12 +1,7 @@
-"""Checkpoints: complete or not there, and a run goes on from one as if it had never stopped."""
+"""Checkpoints of ranks: written while training goes on, read at any world size, one error for all."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,98 +9,204 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from raypack.config import TrainSection
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Block
-from raypack.planning.plan import Placement, Plan, Round, StreamState
-from raypack.training import checkpoint
-from raypack.training.checkpoint import RunState, load, model_digest, newest, save
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import build_parameters
+from raypack.training.checkpoint import Checkpoints, RunState, load, newest
 from raypack.training.replicas import check_replicas
-from raypack.training.step import Trainer, train_step
-from raypack.training.work import prepare
-from tests.ranks import Case, full, loader, make_trainer, tiny_model
+from raypack.training.staging import share, tensors_of
+from raypack.training.storage import LocalStore, open_store
+from raypack.training.storage_objects import ArrowReader
+from tests.checkpoint_cases import (
+    STREAM,
+    WAIT,
+    HeldStore,
+    lone_trainer,
+    plan_for,
+    same,
+    state_at,
+    steps,
+    whole,
+    written,
+)
+from tests.ranks import Case, make_trainer, tiny_model
 
 # A world of one saves without a process group, which is what it wants.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-PLAN = Plan(
-    nodes=(2, 1),
-    rounds=(
-        Round((Placement(0, 30, Block(0, 3), Block(0, 2), 29), Placement(1, 7, Block(2, 1), Block(2, 1), 6))),
-        Round((Placement(2, 12, Block(0, 2), Block(1, 1), 11),)),
-    ),
-)
-STREAM = StreamState(5, 1, 7)
-WHOLE = RunState(2, STREAM, "model", "corpus")
+SHARDS = ["none", "world"]
 
 
-def steps(trainer: Trainer, case: Case, count: int) -> list[float]:
-    work = prepare(PLAN, PLAN.topology, dist.get_rank(), case.model, loader(case))
-    return [train_step(trainer, work).loss for _ in range(count)]
-
-
-def resumed_on_rank(rank: int, world: int, case: Case, folder: str) -> tuple[list[float], list[float], bool, RunState]:
+def resumed_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[list[float], list[float], bool, RunState]:
     """Losses of two steps after a save: of the trainer that goes on, of one that loads; whether their weights agree."""
-    trainer = make_trainer(case, PLAN.topology, poison=False)
+    trainer = make_trainer(case, plan_for(world).topology, poison=False)
     steps(trainer, case, 2)
     check_replicas(trainer, 2)
-    saved = save(trainer, Path(folder), WHOLE, keep=2)
+    store = open_store(root)
+    checkpoints = Checkpoints(trainer, store, keep=2)
+    checkpoints.save(state_at(2))
     went_on = steps(trainer, case, 2)
-    other = make_trainer(replace(case, seed=case.seed + 1), PLAN.topology, poison=False)
-    state = load(other, saved)
+    checkpoints.settle(WAIT)
+    other = make_trainer(replace(case, seed=case.seed + 1), plan_for(world).topology, poison=False)
+    state = load(other, newest(store)[0] or "")
     check_replicas(other, 2)
     loaded = steps(other, case, 2)
-    pairs = zip(trainer.parameters.masters.values(), other.parameters.masters.values(), strict=True)
-    biases = zip(trainer.parameters.model.buffers(), other.parameters.model.buffers(), strict=True)
-    same = all(np.array_equal(full(a), full(b)) for a, b in [*pairs, *biases])
-    return went_on, loaded, same, state
+    return went_on, loaded, same(whole(trainer), whole(other)), state
 
 
 @pytest.mark.pool
-@pytest.mark.parametrize("shard", ["none", "world"])
+@pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_run_is_bit_identical_to_one_that_never_stopped(
     pool: Any, tmp_path: Path, shard: str, dtype: str
 ) -> None:
     case = Case(tiny_model(), TrainSection(dtype=dtype, shard=shard, chunk_tokens=16))  # type: ignore[arg-type]
-    for went_on, loaded, same, state in pool.run(3, resumed_on_rank, case, str(tmp_path)):
+    for went_on, loaded, equal, state in pool.run(3, resumed_on_rank, case, str(tmp_path)):
         assert went_on == loaded
-        assert same
+        assert equal
         assert (state.step, state.stream) == (2, STREAM)
-    assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+    assert newest(open_store(tmp_path)) == (str(tmp_path / "step-00000002"), [])
 
 
-def failing_on_rank(rank: int, world: int, case: Case, folder: str) -> str:
-    """Rank 1 cannot write its file."""
-    trainer = make_trainer(case, PLAN.topology, poison=False)
+def of(shard: str) -> Case:
+    return Case(tiny_model(), TrainSection(dtype="float64", shard=shard, chunk_tokens=16))  # type: ignore[arg-type]
+
+
+def saved_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[dict[str, np.ndarray], list[float]]:
+    trainer = make_trainer(case, plan_for(world).topology, poison=False)
+    steps(trainer, case, 2)
+    checkpoints = Checkpoints(trainer, open_store(root), keep=2)
+    checkpoints.save(state_at(2))
+    checkpoints.settle(WAIT)
+    return whole(trainer), steps(trainer, case, 2)
+
+
+def loaded_on_rank(rank: int, world: int, case: Case, address: str) -> tuple[dict[str, np.ndarray], list[float]]:
+    trainer = make_trainer(replace(case, seed=9), plan_for(world).topology, poison=False)
+    load(trainer, address)
+    check_replicas(trainer, 2)
+    return whole(trainer), steps(trainer, case, 2)
+
+
+@pytest.fixture(scope="module")
+def of_three(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]]:
+    """By shard mode: a checkpoint of 3 ranks behind a URL; what it must hold and the losses after it."""
+    made = {}
+    for shard in SHARDS:
+        root = f"file://{tmp_path_factory.mktemp(shard)}/run"
+        made[shard] = (f"{root}/step-00000002", pool.run(3, saved_on_rank, of(shard), root)[0])
+    return made
+
+
+@pytest.mark.pool
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("to", SHARDS)
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_checkpoint_of_three_ranks_is_the_same_weights_and_moments_in_any_world(
+    pool: Any, of_three: dict[str, tuple[str, Any]], shard: str, to: str, world: int
+) -> None:
+    address, (tensors, losses) = of_three[shard]
+    for found, resumed in pool.run(world, loaded_on_rank, of(to), address):
+        assert same(found, tensors)
+        np.testing.assert_allclose(resumed, losses, rtol=1e-10)
+
+
+def read_on_rank(rank: int, world: int, case: Case, address: str) -> int:
+    """Bytes that a load asks the storage for."""
+    trainer, asked = make_trainer(case, plan_for(world).topology, poison=False), []
+    original = ArrowReader._slice_file
+
+    def counted(self: Any, file: Any, sinfo: Any) -> Any:
+        asked.append(sinfo.length)
+        return original(self, file, sinfo)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArrowReader, "_slice_file", counted)
+        load(trainer, address)
+    return sum(asked)
+
+
+@pytest.mark.pool
+def test_a_rank_reads_only_the_ranges_that_it_needs(pool: Any, of_three: dict[str, tuple[str, Any]]) -> None:
+    address = of_three["world"][0]
+    total = sum(size for name, size in RunState.read(address).files.items() if name.endswith(".distcp"))
+    sharded = pool.run(3, read_on_rank, of("world"), address)
+    assert max(sharded) < 0.5 * total  # its third, and the small tensors that every rank has
+    assert all(size > 0.9 * total for size in pool.run(3, read_on_rank, of("none"), address))
+
+
+def held_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[bool, bool, list[float]]:
+    """Steps run while a write is held up; what it wrote is the state before them."""
+    trainer, store = make_trainer(case, plan_for(world).topology, poison=False), HeldStore(Path(root))
+    steps(trainer, case, 1)
+    checkpoints = Checkpoints(trainer, store, keep=2)
+    before = whole(trainer)
+    checkpoints.save(state_at(1))
+    losses = steps(trainer, case, 2)
+    with torch.no_grad():
+        for tensor in tensors_of(trainer).values():
+            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).fill_(float("nan"))
+    unpublished = checkpoints.trouble is None and newest(store)[0] is None
+    store.go.set()
+    checkpoints.settle(WAIT)
+    load(trainer, newest(store)[0] or "")
+    return unpublished, same(whole(trainer), before), losses
+
+
+@pytest.mark.pool
+@pytest.mark.parametrize("shard", SHARDS)
+def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(
+    pool: Any, tmp_path: Path, shard: str
+) -> None:
+    for unpublished, equal, losses in pool.run(3, held_on_rank, of(shard), str(tmp_path)):
+        assert unpublished
+        assert equal
+        assert np.isfinite(losses).all()
+
+
+def failing_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[str, str, str]:
+    """Rank 1 cannot write its file: what `settle`, `trouble` and the next `save` say."""
+    trainer = make_trainer(case, plan_for(world).topology, poison=False)
+    checkpoints = Checkpoints(trainer, open_store(root), keep=2)
 
     def full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    def error_of(action: Any) -> str:
+        try:
+            action()
+        except RaypackError as error:
+            return str(error)
+        return ""
+
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
             patch.setattr(dcp.FileSystemWriter, "write_data", full_disk)
-        try:
-            save(trainer, Path(folder), WHOLE, keep=2)
-        except RaypackError as error:
-            return str(error)
-    return ""
+        checkpoints.save(state_at(1))
+        settled = error_of(lambda: checkpoints.settle(WAIT))
+        checkpoints.save(state_at(2))
+        flight = checkpoints._flight
+        assert flight is not None
+        assert flight.wait(WAIT)
+        trouble, at_save = checkpoints.trouble or "", error_of(lambda: checkpoints.save(state_at(3)))
+    checkpoints.save(state_at(4))
+    checkpoints.settle(WAIT)
+    return settled, trouble, at_save
 
 
 @pytest.mark.pool
 def test_a_rank_that_cannot_write_is_one_error_on_all_ranks_and_no_checkpoint(pool: Any, tmp_path: Path) -> None:
-    texts = pool.run(3, failing_on_rank, Case(tiny_model()), str(tmp_path))
-    assert all("rank 1" in text and "No space left on device" in text and "\n" not in text for text in texts)
-    assert newest(tmp_path) is None
+    for texts in pool.run(3, failing_on_rank, Case(tiny_model()), str(tmp_path)):
+        assert all("rank 1" in text and "No space left on device" in text and "\n" not in text for text in texts)
+        assert [f"the checkpoint of step {step}" in text for step, text in zip((1, 2, 2), texts, strict=True)] == [
+            True
+        ] * 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000004"]
 
 
 def drifted_on_rank(rank: int, world: int, case: Case) -> str:
-    trainer = make_trainer(case, PLAN.topology, poison=False)
+    trainer = make_trainer(case, plan_for(world).topology, poison=False)
     check_replicas(trainer, 0)
     if rank == 2:
         with torch.no_grad():
@@ -125,122 +226,55 @@ def test_a_replica_that_drifted_by_one_bit_is_named_on_all_ranks(pool: Any) -> N
     assert "after 4 steps" in texts[0]
 
 
-def lone_trainer(seed: int = 0) -> Trainer:
-    """A trainer in a world of one, outside any process group."""
-    train, device = TrainSection(), torch.device("cpu")
-    parameters = build_parameters(tiny_model(), train, seed, None, device)
-    return Trainer(parameters, build_optimizer(parameters.masters, train), train, 9, None, None, device)  # type: ignore[arg-type]
+def test_every_tensor_is_written_by_one_rank_and_all_write_about_the_same() -> None:
+    tensors = {f"t{i}": torch.zeros(40 + i) for i in range(50)} | {"bias": torch.zeros(())}
+    shares = [share(tensors, rank, 4) for rank in range(4)]
+    assert sorted(name for each in shares for name in each) == sorted(tensors)
+    sizes = [sum(t.nbytes for t in each.values()) for each in shares]
+    assert max(sizes) - min(sizes) <= max(t.nbytes for t in tensors.values())
 
 
-def written(folder: Path, *at: int, keep: int = 9) -> list[Path]:
-    trainer = lone_trainer()
-    return [save(trainer, folder, RunState(step, STREAM, "model", "corpus"), keep) for step in at]
+def test_the_steps_of_a_checkpoint_are_on_record_before_it_is_there(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    seen: list[tuple[int, str | None]] = []
+    checkpoints = Checkpoints(lone_trainer(), store, 2, lambda step: seen.append((step, newest(store)[0])))
+    assert checkpoints.step == -1
+    checkpoints.save(state_at(3))
+    assert checkpoints.step == 3
+    checkpoints.settle(WAIT)
+    assert seen == [(3, None)]
+    assert newest(store)[0] == store.address_of("step-00000003")
 
 
-def test_older_checkpoints_go_and_the_newest_ones_stay(tmp_path: Path) -> None:
-    written(tmp_path, 1, 2, 3, keep=2)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+def test_records_that_cannot_be_written_are_the_checkpoints_trouble(tmp_path: Path) -> None:
+    def fails(step: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(lone_trainer(), LocalStore(tmp_path), 2, before_publish=fails)
+    checkpoints.save(state_at(3))
+    with pytest.raises(RaypackError, match=r"checkpoint of step 3: OSError: .*No space left"):
+        checkpoints.settle(WAIT)
+    assert list(tmp_path.iterdir()) == []
+    checkpoints.settle(WAIT)  # said once
 
 
-def _truncate(folder: Path) -> None:
-    file = next(folder.glob("*.distcp"))
-    os.truncate(file, file.stat().st_size - 1)
-
-
-def _change_state(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        data = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps({**data, **changes}))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _truncate,
-        lambda folder: next(folder.glob("*.distcp")).unlink(),
-        lambda folder: (folder / ".metadata").unlink(),
-        lambda folder: (folder / "state.json").unlink(),
-        lambda folder: os.truncate(folder / "state.json", 40),
-        lambda folder: (folder / "state.json").write_text("[]"),
-        _change_state(stream={"seed": 0}),
-        _change_state(version=2),
-        _change_state(step="soon"),
-    ],
-)
-def test_a_damaged_newest_checkpoint_is_passed_over_and_refused_by_name(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    older, damaged = written(tmp_path, 1, 2)
-    damage(damaged)
-    assert newest(tmp_path) == older
-    with pytest.raises(RaypackError, match=r"step-00000002 is no complete checkpoint"):
-        load(lone_trainer(), damaged)
+def test_a_write_that_takes_too_long_is_said_and_can_be_left(tmp_path: Path) -> None:
+    store = HeldStore(tmp_path)
+    checkpoints = Checkpoints(lone_trainer(), store, 2, timeout=0.1)
+    checkpoints.save(state_at(3))
+    with pytest.raises(RaypackError, match=r"checkpoint of step 3 is not written to .* after waiting 0\.2 s"):
+        checkpoints.settle(0.2)
+    with pytest.raises(RaypackError, match=r"step 3 is not written"):
+        checkpoints.save(state_at(4))
+    checkpoints.close(0.1)
+    assert newest(store) == (None, [])
+    store.go.set()
+    checkpoints.settle(WAIT)
+    assert newest(store)[0] == store.address_of("step-00000003")
 
 
 def test_metadata_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
-    (folder,) = written(tmp_path, 1)
+    (folder,) = map(Path, written(tmp_path, 1))
     (folder / ".metadata").write_bytes(b"x" * (folder / ".metadata").stat().st_size)
     with pytest.raises(RaypackError, match=r"the checkpoint .*step-00000001"):
         load(lone_trainer(), folder)
-
-
-def _dies(folder: str, point: str) -> None:
-    """Save step 2 over an older step 1 with keep = 1, and die at `point`, like a process that is killed."""
-    moves = {"before the rename": 0, "between new and old": 1}
-    if point in moves:
-        done: list[Any] = []
-
-        def replace_until(*names: Any) -> None:
-            if len(done) == moves[point]:
-                os._exit(9)
-            done.append(names)
-            os.rename(*names)
-
-        checkpoint.os.replace = replace_until  # type: ignore[attr-defined, assignment]
-    elif point == "before publishing":
-        checkpoint._publish = lambda *_: os._exit(9)  # type: ignore[assignment]
-    elif point == "while the old one goes":
-
-        def half(gone: Path) -> None:
-            next(Path(gone).iterdir()).unlink()
-            os._exit(9)
-
-        checkpoint.shutil.rmtree = half  # type: ignore[attr-defined, assignment]
-    written(Path(folder), 2, keep=1)
-    os._exit(1)
-
-
-@pytest.mark.parametrize(
-    ("point", "left"),
-    [
-        ("before publishing", 1),
-        ("before the rename", 1),
-        ("between new and old", 2),
-        ("while the old one goes", 2),
-    ],
-)
-def test_a_kill_at_any_moment_leaves_nothing_half_that_opens(tmp_path: Path, point: str, left: int) -> None:
-    written(tmp_path, 1)
-    process = multiprocessing.get_context("fork").Process(target=_dies, args=(str(tmp_path), point))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 9
-    found = newest(tmp_path)
-    assert found is not None
-    assert load(lone_trainer(seed=1), found).step == left
-    written(tmp_path, 3, keep=1)  # what was left behind is in nobody's way, and goes
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
-
-
-def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
-    shutil.copytree(written(tmp_path, 4)[0], tmp_path / "checkpoints" / ".partial-step-00000009")
-    assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000004"
-
-
-def test_a_models_name_is_no_part_of_what_its_weights_belong_to() -> None:
-    model = tiny_model(name="a")
-    assert model_digest(model) == model_digest(tiny_model(name="b", preset="c"))
-    assert model_digest(model) != model_digest(tiny_model(window=6))

@@ -20,7 +20,8 @@ from raypack.observe.summary import Summary, read_summary
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import plan_from_json
 from raypack.planning.planner import StepPlanner
-from raypack.training.checkpoint import newest
+from raypack.training.checkpoint_state import newest
+from raypack.training.storage import FOLDER, open_store
 from tests.job_runs import ROOT, TINY, Started, start_job, tiny_corpus, tiny_run
 
 pytestmark = pytest.mark.ray
@@ -81,12 +82,11 @@ def test_after_ctrl_c_nothing_is_left_and_the_run_goes_on_as_if_nothing_had_been
     assert (first.stop_reason, first.restarts) == ("interrupted", 0)
 
     for _ in range(2):  # the newest may be ahead of the last record: one more, and some steps run twice
-        damaged = newest(run_dir(tmp_path))
+        damaged, _ = newest(open_store(run_dir(tmp_path) / FOLDER))
         assert damaged is not None
-        os.truncate(next(damaged.glob("*.distcp")), 10)
-    resumed = newest(run_dir(tmp_path))
-    assert resumed is not None
-    begin, end = int(resumed.name.removeprefix("step-")), first.steps + 3
+        os.truncate(next(Path(damaged).glob("*.distcp")), 10)
+    begin, end = open_store(run_dir(tmp_path) / FOLDER).newest_step(), first.steps + 3
+    assert begin > 0
     arguments = ("--run", str(run_dir(tmp_path) / "config.toml"), "--run.resume", "auto", "--run.steps", str(end))
     with start_job(tmp_path, *arguments) as job:
         assert job.wait() == 0, job.out + job.err

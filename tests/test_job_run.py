@@ -14,8 +14,9 @@ from raypack.observe.steps import read_steps
 from raypack.observe.summary import read_summary
 from raypack.planning.plan import plan_from_json
 from raypack.runfile import load_run
-from raypack.training.checkpoint import RunState, newest
+from raypack.training.checkpoint_state import RunState, newest
 from raypack.training.job import main
+from raypack.training.storage import FOLDER, open_store
 from tests.job_runs import start_job
 
 pytestmark = pytest.mark.ray
@@ -74,7 +75,7 @@ def test_the_default_job_learns_with_parents_and_children(tmp_path: Path, capsys
     assert any(p.parent != p.child for plan in plans for p in plan.placements)
     assert [p.tokens for p in plans] == [r.tokens for r in records]
 
-    checkpoint = newest(run_dir)
+    checkpoint, _ = newest(open_store(run_dir / FOLDER))
     assert checkpoint is not None
     assert RunState.read(checkpoint).stream == plans[-1].after
 

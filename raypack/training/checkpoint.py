@@ -1,183 +1,205 @@
 """Checkpoints through torch's distributed checkpoint: complete or not there, readable at any world size.
 
-`<run>/checkpoints/step-00000050/` holds DCP's files (masters, optimizer, router biases) and `state.json`: step, stream
-state after it (from its plan), what the weights belong to, and every file with its size, so that one that lost its end
-is noticed. A checkpoint is written under a name that nobody reads, renamed when every rank is done, and renamed again
-before it is removed: a process killed at any moment leaves nothing half that opens. DCP unpickles its own metadata:
-load checkpoints only from storage you trust.
+Saving copies this rank's share of the tensors to host memory and returns; a thread writes the copy while training goes
+on. Its collectives have a process group of their own, `Groups.storage`. Where checkpoints lie and how they become
+visible: `storage`; what `state.json` says: `checkpoint_state`. DCP unpickles its own metadata: load checkpoints only
+from storage you trust.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from raypack.config import ModelConfig
 from raypack.errors import RaypackError
-from raypack.parallel.agreement import agree, digest_of
-from raypack.planning.plan import StreamState
+from raypack.parallel.agreement import agree
+from raypack.training.checkpoint_state import Damaged, RunState, model_digest, newest
+from raypack.training.staging import Stage, Tensors, share, tensors_of
 from raypack.training.step import Trainer
+from raypack.training.storage import FOLDER, Store, folder_name, locate, open_store
 
-FOLDER, STATE_FILE, STATE_VERSION = "checkpoints", "state.json", 1
-PARTIAL, OLD = ".partial-", ".old-"
+__all__ = ["FOLDER", "Checkpoints", "Damaged", "RunState", "load", "model_digest", "newest", "save"]
 
-
-def model_digest(model: ModelConfig) -> str:
-    """What a checkpoint's weights belong to: every field but those that only name the model."""
-    return digest_of(model.model_dump_json(exclude={"name", "preset"})).hex()
+# How long a loop that ends, in an orderly way or not, waits for a write that nobody asks for any more.
+CLOSE_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class RunState:
-    """Where a run stands: `step` steps are applied, the stream goes on at `stream`. `files` = bytes by name."""
+class Checkpoints:
+    """Writes a run's checkpoints, one at a time. Every rank constructs it and makes the same calls in the same order.
 
-    step: int
-    stream: StreamState
-    model: str
-    corpus: str
-    files: dict[str, int] = field(default_factory=dict)
+    Args:
+        trainer: whose masters, moments and router biases are saved.
+        store: where to.
+        keep: complete checkpoints kept; older ones are removed after each save.
+        before_publish: called on rank 0, in the writing thread, before the checkpoint of a step becomes visible; what
+            it raises is a failed write.
+        timeout: seconds that `save` waits for the write before it.
 
-    def to_json(self) -> str:
-        data = {
-            "version": STATE_VERSION,
-            "step": self.step,
-            "stream": self.stream._asdict(),
-            "model": self.model,
-            "corpus": self.corpus,
-            "files": self.files,
-        }
-        return json.dumps(data, indent=2) + "\n"
-
-    @classmethod
-    def read(cls, folder: Path) -> RunState:
-        """Raises RaypackError where `folder` is no checkpoint, or a file of it is missing or has lost its end."""
-        try:
-            data = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-            if data["version"] != STATE_VERSION:
-                raise ValueError(f"version {data['version']!r}, this raypack reads {STATE_VERSION}")
-            files = {str(name): int(size) for name, size in data["files"].items()}
-            state = cls(
-                int(data["step"]), StreamState(**data["stream"]), str(data["model"]), str(data["corpus"]), files
-            )
-            for name, size in files.items():
-                if (folder / name).stat().st_size != size:
-                    raise ValueError(f"{name} has {(folder / name).stat().st_size} bytes, not {size}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RaypackError(
-                f"{folder} is no complete checkpoint ({type(error).__name__}: {error}): give another one, or "
-                "--run.resume never"
-            ) from None
-        return state
-
-
-def save(trainer: Trainer, run_dir: Path, state: RunState, keep: int) -> Path:
-    """Every rank calls it after the same step. Returns the checkpoint; older ones beyond `keep` are removed.
-
-    Raises:
-        RaypackError: on all ranks, where one could not write.
+    Attributes:
+        step: of the last checkpoint that was begun; -1 before the first.
     """
-    group = trainer.groups.host if trainer.groups is not None else None
-    final = run_dir / FOLDER / f"step-{state.step:08d}"
-    partial = final.with_name(PARTIAL + final.name)
-    what = f"the checkpoint of step {state.step}"
-    first = group is None or dist.get_rank(group) == 0
-    trouble = _tried(what, lambda: _clear(partial)) if first else None
-    agree(group, bytes(32), what, trouble)
-    trouble = _tried(
-        what, lambda: dcp.save(_tensors(trainer), checkpoint_id=partial, process_group=group, no_dist=group is None)
-    )
-    agree(group, bytes(32), what, trouble)
-    trouble = _tried(what, lambda: _publish(partial, final, state, keep)) if first else None
-    agree(group, bytes(32), what, trouble)
-    return final
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        store: Store,
+        keep: int,
+        before_publish: Callable[[int], None] | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        self._trainer, self._store, self._keep = trainer, store, keep
+        self._before_publish, self._timeout = before_publish, timeout
+        groups = trainer.groups
+        self._host = groups.host if groups is not None else None
+        self._group = groups.storage if groups is not None else None
+        self._stage = Stage(self._group)
+        self._flight: _Flight | None = None
+        self.step = -1
+
+    def save(self, state: RunState) -> None:
+        """Every rank calls it after the same step. Returns when the tensors may change again; the write goes on.
+
+        Raises:
+            RaypackError: on all ranks, where one failed with the write before, or has no memory for the copy.
+        """
+        trouble = self._awaited(self._timeout)
+        staged: Tensors = {}
+        if trouble is None:
+            what = f"the copy for the checkpoint of step {state.step}"
+            trouble = _tried(what, lambda: staged.update(self._copied()))
+        agree(self._host, bytes(32), f"the checkpoint of step {state.step}", trouble)
+        self._flight, self.step = _Flight(state.step, lambda: self._write(staged, state)), state.step
+
+    def settle(self, timeout: float) -> None:
+        """Wait until the write in flight is complete and visible. Every rank calls it.
+
+        Raises:
+            RaypackError: on all ranks, where one could not write, or is not done after `timeout` seconds.
+        """
+        if self._flight is None:
+            return
+        step, trouble = self._flight.step, self._awaited(timeout)
+        agree(self._host, bytes(32), f"the checkpoint of step {step}", trouble)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last write failed, where it has; asked without waiting."""
+        return self._flight.trouble if self._flight is not None and self._flight.done else None
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Wait a little for the write in flight, then leave it; raises nothing. Unpublished, it stays invisible."""
+        if self._flight is not None:
+            self._flight.wait(timeout)
+
+    def _awaited(self, timeout: float) -> str | None:
+        """This rank's trouble with the write in flight; without any there is none in flight afterwards."""
+        flight = self._flight
+        if flight is None:
+            return None
+        if not flight.wait(timeout):
+            return (
+                f"the checkpoint of step {flight.step} is not written to {self._store.address} after waiting "
+                f"{timeout:g} s ({flight.seconds:.0f} s in all): give it faster storage or a longer timeout"
+            )
+        self._flight = None
+        return flight.trouble
+
+    def _copied(self) -> Tensors:
+        group = self._group
+        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        return self._stage.copy(share(tensors_of(self._trainer), rank, world))
+
+    def _write(self, staged: Tensors, state: RunState) -> None:
+        """Runs in the thread. Raises RaypackError on all ranks, where one could not write."""
+        group, store, name = self._group, self._store, folder_name(state.step)
+        first, what = group is None or dist.get_rank(group) == 0, f"the checkpoint of step {state.step}"
+        try:
+            agree(group, bytes(32), what, _tried(what, lambda: store.prepare(name)) if first else None)
+            written = _tried(
+                what,
+                lambda: dcp.save(staged, storage_writer=store.writer(name), process_group=group, no_dist=group is None),
+            )
+            agree(group, bytes(32), what, written)
+            agree(group, bytes(32), what, _tried(what, lambda: self._publish(name, state)) if first else None)
+        except BaseException:
+            if first:
+                with suppress(Exception):
+                    store.discard(name)
+            raise
+
+    def _publish(self, name: str, state: RunState) -> None:
+        if self._before_publish is not None:
+            self._before_publish(state.step)
+        self._store.publish(name, state.with_files(self._store.written(name)).to_json())
+        self._store.prune(self._keep, spare=name)
 
 
-def load(trainer: Trainer, folder: Path) -> RunState:
-    """Read a checkpoint of any world size into the trainer. Every rank calls it.
+class _Flight:
+    """One write, in a thread that ends with the process."""
+
+    def __init__(self, step: int, write: Callable[[], None]) -> None:
+        self.step = step
+        self.trouble: str | None = None
+        self._write, self._started = write, time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint-{step}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.trouble = _tried(f"the checkpoint of step {self.step}", self._write)
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it is done after at most `timeout` seconds."""
+        self._thread.join(timeout)
+        return self.done
+
+
+def load(trainer: Trainer, address: str | os.PathLike[str]) -> RunState:
+    """Read the checkpoint at a path or URL, of any world size, into the trainer. Every rank calls it.
 
     Raises:
         RaypackError: on all ranks; it is damaged, or belongs to another model.
     """
     group = trainer.groups.host if trainer.groups is not None else None
     states: list[RunState] = []
-    what = f"the checkpoint {folder}"
-    trouble = _tried(what, lambda: states.append(RunState.read(folder)))
+    what = f"the checkpoint {os.fspath(address)}"
+    trouble = _tried(what, lambda: states.append(RunState.read(address)))
     agree(group, bytes(32), what, trouble)
-    tensors = _tensors(trainer)
-    trouble = _tried(what, lambda: dcp.load(tensors, checkpoint_id=folder, process_group=group, no_dist=group is None))
+    store, name = locate(address)
+    tensors = tensors_of(trainer)
+    trouble = _tried(
+        what, lambda: dcp.load(tensors, storage_reader=store.reader(name), process_group=group, no_dist=group is None)
+    )
     agree(group, bytes(32), what, trouble)
     trainer.parameters.publish()  # DCP loaded in place, into the masters themselves
     return states[0]
 
 
-def newest(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint of a run; one that is damaged is passed over."""
-    for folder in sorted((run_dir / FOLDER).glob("step-*"), reverse=True):
-        with suppress(RaypackError):
-            RunState.read(folder)
-            return folder
-    return None
+def save(trainer: Trainer, run_dir: Path, state: RunState, keep: int) -> Path:
+    """Save and wait until the checkpoint is complete; returns its folder. Every rank calls it after the same step.
 
-
-def _tensors(trainer: Trainer) -> dict[str, Any]:
-    """Masters, optimizer moments by parameter name, router biases."""
-    masters = {name: p.detach() for name, p in trainer.parameters.masters.items()}
-    buffers = dict(trainer.parameters.model.named_buffers())
-    return {"masters": masters, "buffers": buffers, "optimizer": _moments(trainer)}
-
-
-def _moments(trainer: Trainer) -> dict[str, dict[str, torch.Tensor]]:
-    """AdamW's state by parameter name; made (as zeros) where no step has been taken yet."""
-    names = {id(p): name for name, p in trainer.parameters.masters.items()}
-    out: dict[str, dict[str, torch.Tensor]] = {}
-    for group in trainer.optimizer.param_groups:
-        for p in group["params"]:
-            state = trainer.optimizer.state[p]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(p)
-                state["exp_avg_sq"] = torch.zeros_like(p)
-            out[names[id(p)]] = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    return out
-
-
-def _clear(partial: Path) -> None:
-    """An empty directory for this checkpoint, and no leftovers of a process that was killed."""
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in (*partial.parent.glob(PARTIAL + "*"), *partial.parent.glob(OLD + "*")):
-        shutil.rmtree(leftover)
-    partial.mkdir()
-
-
-def _publish(partial: Path, final: Path, state: RunState, keep: int) -> None:
-    files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-    complete = RunState(state.step, state.stream, state.model, state.corpus, files)
-    with open(partial / STATE_FILE, "w", encoding="utf-8") as file:
-        file.write(complete.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    if final.exists():
-        _remove(final)
-    os.replace(partial, final)
-    for old in sorted(final.parent.glob("step-*"))[:-keep]:
-        if old != final:
-            _remove(old)
-
-
-def _remove(folder: Path) -> None:
-    gone = folder.with_name(OLD + folder.name)
-    os.replace(folder, gone)
-    shutil.rmtree(gone)
+    Raises:
+        RaypackError: on all ranks, where one could not write.
+    """
+    checkpoints = Checkpoints(trainer, open_store(run_dir / FOLDER), keep)
+    checkpoints.save(state)
+    checkpoints.settle(600.0)
+    return run_dir / FOLDER / folder_name(state.step)
 
 
 def _tried(what: str, action: Callable[[], Any]) -> str | None:

@@ -21,7 +21,7 @@ from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.observer import NODE_ADDRESS
 from raypack.parallel.topology import Topology
 from raypack.planning.planner import StepPlanner
-from raypack.training.checkpoint import RunState, model_digest
+from raypack.training.checkpoint_state import RunState, check_same
 
 EPSILON = 1e-9
 
@@ -42,22 +42,13 @@ def check_plan(config: Config, corpus: Corpus) -> StreamCounts:
     return counts
 
 
-def check_checkpoint(folder: Path, config: Config, corpus: Corpus) -> None:
-    """Raises RaypackError where the run cannot go on from the checkpoint `folder`."""
-    state = RunState.read(folder)
-    if state.model != model_digest(config.model):
-        raise RaypackError(
-            f"{folder} holds another model than [model] describes: use the config.toml of its run, or "
-            "--run.resume never"
-        )
-    if state.corpus != corpus.fingerprint:
-        raise RaypackError(
-            f"{folder} was trained on another corpus (fingerprint {state.corpus[:12]}, not {corpus.fingerprint[:12]}): "
-            "give that one as data.corpus"
-        )
+def check_checkpoint(address: str, config: Config, corpus: Corpus) -> None:
+    """Raises RaypackError where the run cannot go on from the checkpoint at `address`, a path or URL."""
+    state = RunState.read(address)
+    check_same(address, state, config, corpus.fingerprint)
     if state.step >= config.run.steps:
         raise RaypackError(
-            f"{folder} has {state.step} steps already, run.steps = {config.run.steps}: nothing is left to do; raise "
+            f"{address} has {state.step} steps already, run.steps = {config.run.steps}: nothing is left to do; raise "
             "run.steps"
         )
 

@@ -18,7 +18,8 @@ from raypack.errors import RaypackError
 from raypack.observe.observer import replace_file
 from raypack.observe.steps import STEPS_FILE
 from raypack.planning.plan import Plan
-from raypack.training.checkpoint import newest
+from raypack.training.checkpoint_state import newest
+from raypack.training.storage import Store, is_url
 
 CONFIG_FILE, LOCK_FILE, FAILURE_FILE, PLAN_FOLDER = "config.toml", ".lock", "failure.txt", "plans"
 FREE_BYTES = 100 * 2**20
@@ -34,11 +35,12 @@ def absolute(path: str) -> Path:
     return given if given.is_absolute() else (base / given).absolute()
 
 
-def resolve_run(config: Config) -> tuple[Path, Path | None]:
-    """The run's directory, and the checkpoint to go on from (None = from the start). Writes nothing.
+def resolve_run(config: Config) -> tuple[Path, str | None]:
+    """The run's directory, and the path or URL of the checkpoint to go on from (None = the start). Writes nothing.
 
     Raises:
-        RaypackError: a name that is no directory name, a directory that holds another run, or nothing to resume from.
+        RaypackError: a name that is no directory name, a directory that holds another run, nothing to resume from, or
+            a storage that does not answer.
     """
     name, resume = config.run.name, config.run.resume
     if not name or "/" in name or name.startswith("."):
@@ -50,14 +52,25 @@ def resolve_run(config: Config) -> tuple[Path, Path | None]:
             raise RaypackError(f"{run_dir} holds a run already: give another --run.name, or --run.resume auto")
         return run_dir, None
     if resume == "auto":
-        found = newest(run_dir)
+        found, notes = newest(Store.of(config, run_dir))
         if found is None and used:
-            raise RaypackError(f"{run_dir} has records but no complete checkpoint: give another --run.name")
+            raise RaypackError(
+                "; ".join([f"{run_dir} has records but no complete checkpoint: give another --run.name", *notes])
+            )
         return run_dir, found
+    if is_url(resume):
+        return run_dir, resume
     folder = absolute(resume)
     if not folder.is_dir():
-        raise RaypackError(f"run.resume = {resume!r}: no checkpoint directory {folder}; use auto, never or a path")
-    return run_dir, folder
+        raise RaypackError(f"run.resume = {resume!r}: no checkpoint directory {folder}; use auto, never, a path or URL")
+    return run_dir, str(folder)
+
+
+def resume_notes(config: Config) -> list[str]:
+    """A line about each damaged checkpoint that `resume = auto` passes over."""
+    if config.run.resume != "auto":
+        return []
+    return newest(Store.of(config, absolute(config.run.root) / config.run.name))[1]
 
 
 @contextmanager
