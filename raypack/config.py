@@ -124,6 +124,9 @@ class RunSection(Section):
     resume: str = Field(
         "never", description="never, auto (newest complete checkpoint of this run), or a checkpoint's path or URL"
     )
+    failures_max: int = Field(
+        3, ge=0, description="failures in a row, without a new checkpoint between, after which a run gives up"
+    )
     ray_address: str = Field("", description="Ray cluster: empty = the surrounding one, else start a local one")
 
 
@@ -153,6 +156,9 @@ class PlanSection(Section):
 class TopologySection(Section):
     workers: int = Field(8, ge=1, description="ranks; of an elastic run the most")
     workers_min: int = Field(0, ge=0, description="fewest ranks that an elastic run goes on with; 0 = workers")
+    resize_seconds: float = Field(
+        60.0, gt=0, description="an elastic run looks this often whether the cluster has room for more ranks"
+    )
     nodes: tuple[int, ...] = Field((), description="ranks of each node, in place of the machines (trials)")
     cpus_per_worker: float = Field(1.0, ge=0, description="Ray CPUs a worker asks for")
     gpus_per_worker: float = Field(0.0, ge=0, description="Ray GPUs a worker asks for; above 0 means CUDA and NCCL")
@@ -163,7 +169,18 @@ class TopologySection(Section):
             raise ValueError(f"nodes = {list(self.nodes)} must be positive and add up to workers = {self.workers}")
         if self.workers_min > self.workers:
             raise ValueError(f"workers_min = {self.workers_min} exceeds workers = {self.workers}, the most")
+        if self.nodes and self.elastic:
+            raise ValueError(f"nodes = {list(self.nodes)} fixes the world: leave workers_min = {self.workers_min} out")
         return self
+
+    @property
+    def least(self) -> int:
+        """The fewest ranks that the run goes on with."""
+        return self.workers_min or self.workers
+
+    @property
+    def elastic(self) -> bool:
+        return self.least < self.workers
 
 
 class TrainSection(Section):
@@ -210,6 +227,8 @@ class TimeoutSection(Section):
     plan: float = Field(300.0, gt=0, description="seconds to wait for a plan")
     start: float = Field(300.0, gt=0, description="seconds until workers ask for their first plan")
     actor: float = Field(60.0, gt=0, description="seconds for any other actor call")
+    leave: float = Field(180.0, gt=0, description="seconds a resize waits for the step and checkpoint before it")
+    nodes: float = Field(1800.0, gt=0, description="seconds a run that lost nodes waits for enough of them")
 
 
 class Config(Section):

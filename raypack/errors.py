@@ -1,4 +1,4 @@
-"""The one kind of error that a user is meant to read."""
+"""The kinds of error that a user is meant to read, and the one that ends an attempt on purpose."""
 
 
 class RaypackError(Exception):
@@ -10,3 +10,11 @@ class RaypackError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class LostRank(RaypackError):
+    """A rank waited in vain for another one: worth another attempt, and seldom the cause itself."""
+
+
+class Leaving(Exception):
+    """All ranks end here together, after a checkpoint, because they were asked to: the run goes on in a new attempt."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from raypack.errors import RaypackError
 
 _SIZE = 33
+_TROUBLE, _NOTICE = 1, 2
 # torch 2.13 renamed it; the old name warns there
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -29,7 +30,9 @@ def digest_of(*parts: Any) -> bytes:
     return digest.digest()
 
 
-def agree(group: dist.ProcessGroup | None, digest: bytes, described: str, trouble: str | None = None) -> None:
+def agree(
+    group: dist.ProcessGroup | None, digest: bytes, described: str, trouble: str | None = None, *, notice: bool = False
+) -> bool:
     """Raise the same error on every rank unless all ranks bring the same digest and none is in trouble.
 
     Args:
@@ -37,6 +40,10 @@ def agree(group: dist.ProcessGroup | None, digest: bytes, described: str, troubl
         digest: 32 bytes, of everything that has to be equal.
         described: what a person should read when digests differ, e.g. "step 12, attempt 0, plan 3f2a..".
         trouble: this rank's error text, if it has one.
+        notice: this rank knows something that all should act on together.
+
+    Returns:
+        whether any rank brings a notice; the same on every rank.
 
     Raises:
         RaypackError: on all ranks, with the ranks in trouble and their texts, or the ranks that differ.
@@ -44,16 +51,17 @@ def agree(group: dist.ProcessGroup | None, digest: bytes, described: str, troubl
     if group is None:
         if trouble:
             raise RaypackError(trouble)
-        return
-    mine = torch.tensor([*digest, trouble is not None], dtype=torch.uint8)
+        return notice
+    mine = torch.tensor([*digest, _TROUBLE * (trouble is not None) + _NOTICE * notice], dtype=torch.uint8)
     every = torch.empty(dist.get_world_size(group) * _SIZE, dtype=torch.uint8)
     _all_gather(every, mine, group=group)
     table = every.view(-1, _SIZE)
-    if not table[:, -1].any() and (table == table[0]).all():
-        return
+    digests, marks = table[:, :-1], table[:, -1]
+    if not (marks & _TROUBLE).any() and (digests == digests[0]).all():
+        return bool((marks & _NOTICE).any())
     texts: list[Any] = [None] * len(table)
     dist.all_gather_object(texts, (described, trouble), group=group)
-    raise RaypackError(_verdict(texts, [bytes(row[:-1].tolist()) for row in table]))
+    raise RaypackError(_verdict(texts, [bytes(row.tolist()) for row in digests]))
 
 
 def _verdict(texts: Sequence[tuple[str, str | None]], digests: Sequence[bytes]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,9 +26,8 @@ class Gather:
     sent: Tensor
 
     def wait(self) -> Tensor:
-        started = time.perf_counter()
-        self.work.wait()
-        self.wire.ledger.seconds[self.op] += time.perf_counter() - started
+        with self.wire.waiting(self.op):
+            self.work.wait()
         return self.parts
 
 
@@ -53,9 +51,8 @@ def swap(sent: Tensor, send: Sequence[int], receive: Sequence[int], block: Block
     out = sent.new_empty((sum(receive), *sent.shape[1:]))
     if wire.poison:
         out.fill_(float("nan"))
-    started = time.perf_counter()
-    dist.all_to_all_single(out, sent, list(receive), list(send), group=wire.groups[block])
-    wire.ledger.seconds[op] += time.perf_counter() - started
+    with wire.waiting(op):
+        dist.all_to_all_single(out, sent, list(receive), list(send), group=wire.groups[block])
     size = sent[:1].numel() * sent.element_size() if len(sent) else 0
     wire.ledger.count_copies(op, block, [rows * size for rows in send])
     return out

@@ -17,7 +17,6 @@ whatever the length, and `lag` + 1 steps' gradients. Sums run at least in fp32.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -63,11 +62,10 @@ def exchange_keys(
             grads = attend(leg, run.arrived.pop(leg.tick))
             if grads is not None:
                 run.gradients[leg.tick] = grads
-        started = time.perf_counter()
-        for work in works:
-            work.wait()
         if works:
-            wire.ledger.seconds[SITE] += time.perf_counter() - started
+            with wire.waiting(SITE):
+                for work in works:
+                    work.wait()
         run.settle(tick)
 
 

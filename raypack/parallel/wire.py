@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,12 +24,16 @@ class Wire:
 
     Args:
         poison: fill receive buffers with NaN first (tests: whatever is not received must never be read).
+
+    Attributes:
+        inside: the exchange or collective that this rank waits in; "" = it does not wait for others.
     """
 
     def __init__(self, groups: Groups | None, ledger: Ledger, *, poison: bool = False) -> None:
         self.groups = groups
         self.ledger = ledger
         self.poison = poison
+        self.inside = ""
         self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
     def scratch(self, use: str, vectors: int, like: torch.Tensor) -> torch.Tensor:
@@ -38,6 +43,14 @@ class Wire:
         if kept is None or kept.numel() < size:
             kept = self._kept[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return kept[:size].view(vectors, like.shape[-1])
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Around a wait for other ranks, for the ledger's seconds. After an error `inside` says where it happened."""
+        self.inside, started = name, time.perf_counter()
+        yield
+        self.ledger.seconds[name] += time.perf_counter() - started
+        self.inside = ""
 
     def to_heads(self, x: torch.Tensor, exchange: Exchange, site: str) -> list[torch.Tensor]:
         """Pack, all-to-all, unpack: token tensor [rows, heads, D] -> one [tokens, vectors, D] a call."""
@@ -70,10 +83,8 @@ class Wire:
             raise AssertionError("an exchange of several ranks needs groups")
         if self.poison:
             out.fill_(float("nan"))
-        started = time.perf_counter()
-        with record_function(f"exchange {site}"):
+        with self.waiting(site), record_function(f"exchange {site}"):
             dist.all_to_all_single(out, sent, list(receive), list(send), group=self.groups[exchange.block])
-        self.ledger.seconds[site] += time.perf_counter() - started
         self.ledger.count_exchange(site, exchange.block, send, sent.shape[-1] * sent.element_size())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
 
-from raypack.errors import RaypackError
+from raypack.errors import LostRank, RaypackError
 
 # What gloo, NCCL and torch's store say on a rank whose peer went away.
 ECHOES = (
@@ -19,13 +19,26 @@ ECHOES = (
     "ncclremoteerror",
     "read error",
 )
+# What they say where a rank is there and does not come.
+TIMEOUTS = ("timed out", "timeout")
 LINE_MAX = 500
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether `error` says only that another rank is gone."""
+    """Whether `error` says only that another rank is gone, or did not come."""
+    if isinstance(error, RaypackError):
+        return isinstance(error, LostRank)
+    return _says(error, ECHOES) or is_timeout(error)
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether a collective waited as long as it may."""
+    return isinstance(error, RuntimeError) and _says(error, TIMEOUTS)
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
     text = str(error).lower()
-    return not isinstance(error, RaypackError) and any(echo in text for echo in ECHOES)
+    return any(word in text for word in words)
 
 
 def reason_of(error: BaseException) -> str:
@@ -39,22 +52,24 @@ def reason_of(error: BaseException) -> str:
 
 def _of_ranks(failures: dict[int, Exception]) -> str:
     for error in failures.values():
-        for cause in _causes(error):
-            if isinstance(cause, RaypackError):
+        for cause in causes_of(error):
+            if isinstance(cause, RaypackError) and not isinstance(cause, LostRank):
                 return str(cause)
     if not failures:
         return "a worker failed without a word"
     causes = {rank: error for rank, error in failures.items() if not is_echo(error)} or failures
     rank, error = next(iter(causes.items()))
-    for cause in _causes(error):
+    for cause in causes_of(error):
         if isinstance(cause, RayActorError):
             return f"rank {rank}: its process died (killed, or out of memory)"
+    if isinstance(error, LostRank):
+        return str(error)
     if is_echo(error):
         return f"rank {rank} lost another rank: {_line(error)}"
     return f"rank {rank}: {_line(error)}"
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes_of(error: BaseException) -> Iterator[BaseException]:
     """The error, and what Ray and Python wrapped in it."""
     seen: BaseException | None = error
     while seen is not None:

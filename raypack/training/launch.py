@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig
 from rich.console import Console
 
 from raypack.config import Config
@@ -26,8 +26,11 @@ from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
 from raypack.observe.steps import next_attempt
 from raypack.planning.planner import Planner
+from raypack.training.attempts import last_reason
 from raypack.training.cluster import address_of, connected
+from raypack.training.elastic import RunTrainer, WorkerGroups
 from raypack.training.ending import reason_of
+from raypack.training.loop import Job
 from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
 from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, write_config
 from raypack.training.start_watch import StartWatch
@@ -44,7 +47,7 @@ class Prepared:
     config: Config
     corpus: Path
     run_dir: Path
-    resume: Path | None
+    resume: str | None
     counts: StreamCounts
 
     @property
@@ -104,7 +107,7 @@ def prepare_run(config: Config) -> Prepared:
 
 
 def _train(run: Prepared, console: Console) -> None:
-    """One attempt between the observer's start and its summary, whatever ends it."""
+    """The attempts between the observer's start and its summary, whatever ends them."""
     config = run.config
     seen = config.observe
     observer, url = start_observer(
@@ -113,7 +116,7 @@ def _train(run: Prepared, console: Console) -> None:
     )  # fmt: skip
     console.print(f"run {run.run_dir}, metrics {url}", soft_wrap=True, highlight=False)
     try:
-        _attempt(run, observer, console)
+        _run_attempts(run, observer, console)
     except (RaypackError, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
         with suppress(RaypackError):
@@ -122,21 +125,23 @@ def _train(run: Prepared, console: Console) -> None:
     _sum_up(observer, "finished", config, console)
 
 
-def _attempt(run: Prepared, observer: Any, console: Console) -> None:
+def _run_attempts(run: Prepared, observer: Any, console: Console) -> None:
+    """Ray Train's controller runs one attempt after another, until the run is done or must be given up."""
     config, limit = run.config, run.config.timeouts.actor
     attempt = next_attempt(run.run_dir)
     planner = Planner.options(**head_node_options()).remote(config.model_dump(), str(run.corpus))
     _wait(planner.ready.remote(), limit, "the planner actor to start")
     _wait(observer.begin.remote(attempt, config.topology.workers), limit, "the observer actor")
-    resume = str(run.resume) if run.resume else ""
-    settings = WorkerSettings(config, str(run.corpus), str(run.run_dir), planner, observer, attempt, resume)
+    job = Job(config, str(run.corpus), str(run.run_dir), run.resume or "", attempt)
+    trainer = _trainer(WorkerSettings(job, planner, observer))
     view = RunView(console, config.run.steps, table=config.observe.table)
     watch = StartWatch(planner, attempt, config.topology.workers, config.timeouts.start)
     with watch, Follower(observer, view):
-        failure = _fit(_trainer(config, settings, run.run_dir))
+        failure = _fit(trainer)
     if failure is not None:
         (run.run_dir / FAILURE_FILE).write_text(f"{failure}\n", encoding="utf-8")
-        raise RaypackError(f"{reason_of(failure)} (records and traceback: {run.run_dir})") from failure
+        reason = last_reason(run.run_dir) if isinstance(failure, ray.train.WorkerGroupError) else ""
+        raise RaypackError(f"{reason or reason_of(failure)} (records and traceback: {run.run_dir})") from failure
 
 
 def _sum_up(observer: Any, reason: str, config: Config, console: Console) -> None:
@@ -144,33 +149,35 @@ def _sum_up(observer: Any, reason: str, config: Config, console: Console) -> Non
     console.print(summary_table(summary))
 
 
-def _trainer(config: Config, settings: WorkerSettings, run_dir: Path) -> TorchTrainer:
-    gpus = config.topology.gpus_per_worker
-    resources = {"CPU": config.topology.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-    return _Trainer(
+def _trainer(settings: WorkerSettings) -> RunTrainer:
+    config, run_dir = settings.job.config, Path(settings.job.run_dir)
+    topology = config.topology
+    gpus = topology.gpus_per_worker
+    resources = {"CPU": topology.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    groups = WorkerGroups(config, str(run_dir), settings.observer, settings.job.first_attempt)
+    return RunTrainer(
         train_worker,
         train_loop_config={"settings": settings},
         scaling_config=ScalingConfig(
-            num_workers=config.topology.workers, use_gpu=gpus > 0, resources_per_worker=resources
+            num_workers=(topology.least, topology.workers) if topology.elastic else topology.workers,
+            elastic_resize_monitor_interval_s=topology.resize_seconds,
+            use_gpu=gpus > 0,
+            resources_per_worker=resources,
         ),
         run_config=RunConfig(
             name=run_dir.name,
             storage_path=str(run_dir / ".ray_train"),
             worker_runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
-            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
+            failure_config=FailureConfig(max_failures=-1),  # `RunFailures` decides
+            callbacks=[groups],
         ),
         torch_config=TorchConfig(timeout_s=int(config.timeouts.collective)),
+        run=config,
+        run_dir=str(run_dir),
     )
 
 
-class _Trainer(TorchTrainer):
-    """Leaves Ctrl-C to the driver: Ray's own handler waits for a controller that may be busy starting workers."""
-
-    def _register_sigint_handler(self, controller: Any) -> None:
-        pass
-
-
-def _fit(trainer: TorchTrainer) -> Exception | None:
+def _fit(trainer: RunTrainer) -> Exception | None:
     """Train; the error that ended it, if one did."""
     try:
         trainer.fit()

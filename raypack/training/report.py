@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
+import time
 from dataclasses import dataclass
+from typing import Any
 
+import ray
 import torch
 
 from raypack.observe.record import RankReport, StepFacts, ids_digest
@@ -13,6 +16,8 @@ from raypack.planning.plan import Plan
 from raypack.planning.planner import PlannedStep
 from raypack.training.feed import Fed
 from raypack.training.step import StepResult, Trainer
+
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,28 @@ class Reports:
             expert_load=result.expert_load or None,
             applied=result.applied,
         )
+
+
+@dataclass(frozen=True)
+class OnRecord:
+    """Waits until a step of `attempt` is on the observer's record, at most `timeout` seconds. Any thread may call it.
+
+    Observing never stops training: where the observer cannot say so in time, the caller goes on.
+    """
+
+    observer: Any
+    attempt: int
+    timeout: float
+
+    def __call__(self, step: int) -> None:
+        deadline = time.monotonic() + self.timeout
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                if step in ray.get(self.observer.receipt.remote(self.attempt), timeout=left).settled:
+                    return
+            except ray.exceptions.RayError:
+                pass  # it starts again, or is gone for good
+            time.sleep(min(POLL_SECONDS, left))
 
 
 def _memory(device: torch.device) -> int:

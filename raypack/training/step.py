@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from raypack.config import TrainSection
+from raypack.errors import Leaving
 from raypack.model.hybrid import RoutingSlot, expert_counts
 from raypack.model.stopwatch import Stopwatch
 from raypack.parallel.agreement import agree, digest_of
@@ -20,6 +21,7 @@ from raypack.parallel.groups import Groups
 from raypack.parallel.wire import Wire
 from raypack.training.optimizer import learning_rate, set_learning_rate
 from raypack.training.parameters import Parameters, Sharded, clip
+from raypack.training.progress import Progress
 from raypack.training.work import RoundWork, StepWork
 
 
@@ -37,6 +39,7 @@ class Trainer:
     identity: bytes = b""
     attempt: int = 0
     watch: Stopwatch | None = None
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -55,20 +58,24 @@ class StepResult:
     layers: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = None) -> StepResult:
+def train_step(
+    trainer: Trainer, work: StepWork | None, trouble: str | None = None, *, leave: bool = False
+) -> StepResult:
     """Run one step on every rank.
 
     Args:
         trainer: this rank's model, optimizer and groups.
         work: from `prepare`; None if this rank could not prepare it, then
         trouble: says why, and every rank raises that text.
+        leave: this rank was asked to leave before the step.
 
     Raises:
         RaypackError: on all ranks alike, where ranks disagree or one is in trouble.
+        Leaving: on all ranks alike, where any was asked to leave; nothing of the step was done.
     """
     phases: dict[str, float] = {}
-    with _phase(phases, "agree"):
-        _agree(trainer, work, trouble)
+    with _phase(trainer, phases, "agree"):
+        _agree(trainer, work, trouble, leave)
     assert work is not None
     divisor = work.plan.labels
     lr = learning_rate(work.plan.step, trainer.steps, trainer.train)
@@ -79,23 +86,23 @@ def train_step(trainer: Trainer, work: StepWork | None, trouble: str | None = No
     slots: list[list[RoutingSlot]] = []
     for each in work.rounds:
         slots.append(trainer.parameters.model.slots())
-        with _phase(phases, "forward"):
+        with _phase(trainer, phases, "forward"):
             local = _forward(trainer, each, slots[-1])
-        with _phase(phases, "backward"):
+        with _phase(trainer, phases, "backward"):
             (local / divisor).backward()
             if trainer.watch:
                 trainer.watch.mark("backward", "embed")
             trainer.parameters.collect()
         loss += local.detach()
 
-    with _phase(phases, "gradient_reduce"):
+    with _phase(trainer, phases, "gradient_reduce"):
         trainer.parameters.reduce(trainer.wire.ledger)
         totals = _totals(trainer, loss, slots)
         norm = trainer.parameters.norm()
     mean, counts = float(totals[0]) / divisor, totals[1:]
     # Both numbers are the same on every rank by now, so every rank decides alike.
     applied = bool(torch.isfinite(norm)) and math.isfinite(mean)
-    with _phase(phases, "optimizer"):
+    with _phase(trainer, phases, "optimizer"):
         if applied:
             clip(trainer.parameters, norm, trainer.train.clip_norm)
             set_learning_rate(trainer.optimizer, lr)
@@ -119,7 +126,7 @@ def evaluate_loss(trainer: Trainer, work: StepWork) -> float:
     return float(total[0]) / max(1, work.plan.labels)
 
 
-def _agree(trainer: Trainer, work: StepWork | None, trouble: str | None) -> None:
+def _agree(trainer: Trainer, work: StepWork | None, trouble: str | None, leave: bool) -> None:
     group = trainer.groups.host if trainer.groups is not None else None
     if work is None:
         agree(group, bytes(32), "nothing", trouble or "no work for this step")
@@ -127,7 +134,8 @@ def _agree(trainer: Trainer, work: StepWork | None, trouble: str | None) -> None
     plan = work.plan
     described = f"step {plan.step}, attempt {trainer.attempt}, plan {plan.digest.hex()[:12]} of {plan.policy}"
     digest = digest_of(plan.digest, plan.step, trainer.attempt, list(plan.nodes), trainer.identity)
-    agree(group, digest, described, trouble)
+    if agree(group, digest, described, trouble, notice=leave):
+        raise Leaving(f"before step {plan.step}")
 
 
 def _forward(trainer: Trainer, work: RoundWork, slots: list[RoutingSlot], *, backward: bool = True) -> torch.Tensor:
@@ -171,8 +179,9 @@ def _load(trainer: Trainer, counts: torch.Tensor) -> float:
 
 
 @contextmanager
-def _phase(phases: dict[str, float], name: str) -> Iterator[None]:
+def _phase(trainer: Trainer, phases: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
+    trainer.progress.enter(name)
     with record_function(name):
         yield
     phases[name] = phases.get(name, 0.0) + time.perf_counter() - started

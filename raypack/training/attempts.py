@@ -1,0 +1,61 @@
+"""`attempts.jsonl`: one line for each thing that happened to the worker groups of a run, only ever appended to.
+
+The controller writes it, beside the records, on the driver's node; it says when a group started, at what size, when and
+why it ended, and what the ranks were doing then.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from raypack.config import Section
+
+ATTEMPTS_FILE = "attempts.jsonl"
+
+
+class AttemptEvent(Section):
+    """`time` in seconds since the epoch; `world` = ranks; `reason` and `ranks` (where they were) where it ended."""
+
+    event: Literal["started", "ended", "asked"]
+    attempt: int
+    time: float
+    world: int = 0
+    reason: str = ""
+    ranks: dict[int, str] = Field(default_factory=dict)
+
+
+class AttemptLog:
+    """Appends; a disk that is full must not end a run that could go on."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / ATTEMPTS_FILE
+
+    def add(self, event: Literal["started", "ended", "asked"], attempt: int, **more: Any) -> None:
+        line = AttemptEvent(event=event, attempt=attempt, time=time.time(), **more).model_dump_json()
+        with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def read_attempts(run_dir: str | Path) -> list[AttemptEvent]:
+    """The events of a run in their order; none where it left no file. Lines that are no event are passed over."""
+    return list(_events(Path(run_dir) / ATTEMPTS_FILE))
+
+
+def last_reason(run_dir: str | Path) -> str:
+    """Why the last worker group ended; "" where that is not on file."""
+    ended = [event.reason for event in read_attempts(run_dir) if event.event == "ended"]
+    return ended[-1] if ended else ""
+
+
+def _events(path: Path) -> Iterator[AttemptEvent]:
+    with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        for line in file:
+            with suppress(ValidationError, json.JSONDecodeError):
+                yield AttemptEvent.model_validate_json(line)

@@ -1,0 +1,77 @@
+"""Where a rank is, and what it was asked to do: what its train loop and its controller tell each other.
+
+A Ray Train worker runs the train loop in a thread of its own, while its main thread answers the controller's calls. One
+worker process serves one attempt, so there is one `Progress` a process, `here()`; plain processes (tests) make their
+own. Reading and writing single attributes needs no lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# Phases that are nothing but waiting for the other ranks.
+WAITS = ("agree", "gradient_reduce")
+
+
+class Whereabouts(NamedTuple):
+    """`seconds` = since the rank entered `phase` of `step`; `inside` = the exchange it waits in, "" = in none;
+    `left` = it has saved and left as it was asked to."""
+
+    step: int
+    phase: str
+    seconds: float
+    inside: str
+    left: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is others that keep this rank."""
+        return bool(self.inside) or self.phase in WAITS
+
+
+@dataclass
+class Progress:
+    """Of one rank. `attempt` = which worker group of the run it belongs to; `asked` = why to leave, "" = go on;
+    `inside` tells which exchange the rank waits in."""
+
+    attempt: int = 0
+    asked: str = ""
+    step: int = -1
+    phase: str = "start"
+    left: bool = False
+    inside: Callable[[], str] = str
+    since: float = field(default_factory=time.monotonic)
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """The rank begins `phase`; of `step`, where that is new."""
+        if step is not None:
+            self.step = step
+        self.phase, self.since = phase, time.monotonic()
+
+    def whereabouts(self) -> Whereabouts:
+        return Whereabouts(self.step, self.phase, time.monotonic() - self.since, self.inside(), self.left)
+
+
+_here = Progress()
+
+
+def here() -> Progress:
+    """Of this process."""
+    return _here
+
+
+def begin_attempt(attempt: int) -> None:
+    """The controller numbers the worker group, before its train loops start."""
+    _here.attempt = attempt
+
+
+def ask_to_leave(reason: str) -> None:
+    """Before the next step all ranks shall save and end."""
+    _here.asked = _here.asked or reason
+
+
+def whereabouts() -> Whereabouts:
+    return _here.whereabouts()
