@@ -27,7 +27,9 @@ EPSILON = 1e-9
 
 
 def check_plan(config: Config, corpus: Corpus) -> StreamCounts:
-    """Prove that the longest sample can be planned, without Ray. Returns what the length rules do to an epoch.
+    """Prove that the longest sample can be planned at the smallest and the largest world, without Ray.
+
+    Returns what the length rules do to an epoch.
 
     Raises:
         RaypackError: token ids that the model lacks, no usable document, or a sample that fits no block.
@@ -35,10 +37,10 @@ def check_plan(config: Config, corpus: Corpus) -> StreamCounts:
     check_vocabulary(corpus, config.model.vocabulary)
     counts = training_stream(corpus, config.data).counts
     planner = StepPlanner(config, corpus)
-    nodes = config.topology.nodes
-    planner.check_longest(
-        Topology(nodes) if nodes else Topology.regular(config.topology.workers, planner.cluster.ranks_per_node)
-    )
+    wanted = config.topology
+    for world in dict.fromkeys((wanted.workers, wanted.least)):
+        regular = Topology.regular(world, planner.cluster.ranks_per_node)
+        planner.check_longest(Topology(wanted.nodes) if wanted.nodes else regular)
     return counts
 
 
@@ -69,29 +71,33 @@ def check_machine(config: Config) -> None:
 
 
 def check_resources(topology: TopologySection) -> None:
-    """Raises RaypackError where the cluster, as it is or as far as its autoscaler goes, cannot hold the workers."""
+    """Raises RaypackError where the cluster, as it is or as far as it may grow, cannot hold the least workers."""
     bundle = {"CPU": topology.cpus_per_worker, "GPU": topology.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     limits = _autoscaler_limits()
     for name, each in bundle.items():
         there = sum(node.get(name, 0.0) for node in nodes)
-        if topology.workers * each > max(there, limits.get(name, 0.0)) + EPSILON:
+        if topology.least * each > max(there, limits.get(name, 0.0)) + EPSILON:
             raise _too_small(topology, name, there, "the Ray cluster")
     fitting = workers_that_fit(bundle, nodes)
-    if fitting < topology.workers and not limits:
+    if fitting < topology.least and not limits:
         wanted = " and ".join(f"{each:g} {name}" for name, each in bundle.items() if each)
         raise RaypackError(
-            f"topology.workers = {topology.workers} of {wanted} on one node each: the nodes of the Ray cluster hold "
-            f"{fitting} of them; lower topology.workers or what a worker asks for, or add nodes"
+            f"{_least(topology)} of {wanted} on one node each: the nodes of the Ray cluster hold "
+            f"{fitting} of them; lower {_least(topology).split()[0]} or what a worker asks for, or add nodes"
         )
 
 
 def _too_small(topology: TopologySection, name: str, there: float, where: str) -> RaypackError:
     each = topology.cpus_per_worker if name == "CPU" else topology.gpus_per_worker
     return RaypackError(
-        f"topology.workers = {topology.workers} need {topology.workers * each:g} {name} ({each:g} each), {where} has "
-        f"{there:g}: lower topology.workers or topology.{name.lower()}s_per_worker, or give more machines"
+        f"{_least(topology)} need {topology.least * each:g} {name} ({each:g} each), {where} has {there:g}: lower "
+        f"{_least(topology).split()[0]} or topology.{name.lower()}s_per_worker, or give more machines"
     )
+
+
+def _least(topology: TopologySection) -> str:
+    return f"topology.workers{'_min' if topology.elastic else ''} = {topology.least}"
 
 
 def workers_that_fit(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
