@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_model_corpus_or_of_a_run_that_is_over(
     from raypack.config import ModelConfig
     from raypack.data.corpus import Corpus
     from raypack.planning.plan import StreamState
-    from raypack.training.checkpoint import RunState, model_digest
+    from raypack.training.checkpoint_state import RunState, model_digest
     from tests.job_runs import TINY
 
     folder = tmp_path / "checkpoint"

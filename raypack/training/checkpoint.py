@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -21,12 +20,12 @@ import torch.distributed.checkpoint as dcp
 
 from raypack.errors import RaypackError
 from raypack.parallel.agreement import agree
-from raypack.training.checkpoint_state import Damaged, RunState, model_digest, newest
+from raypack.training.checkpoint_state import RunState, newest
 from raypack.training.staging import Stage, Tensors, share, tensors_of
 from raypack.training.step import Trainer
-from raypack.training.storage import FOLDER, Store, folder_name, locate, open_store
+from raypack.training.storage import Store, folder_name, locate
 
-__all__ = ["FOLDER", "Checkpoints", "Damaged", "RunState", "load", "model_digest", "newest", "save"]
+__all__ = ["Checkpoints", "RunState", "load", "newest"]
 
 # How long a loop that ends, in an orderly way or not, waits for a write that nobody asks for any more.
 CLOSE_SECONDS = 5.0
@@ -188,18 +187,6 @@ def load(trainer: Trainer, address: str | os.PathLike[str]) -> RunState:
     agree(group, bytes(32), what, trouble)
     trainer.parameters.publish()  # DCP loaded in place, into the masters themselves
     return states[0]
-
-
-def save(trainer: Trainer, run_dir: Path, state: RunState, keep: int) -> Path:
-    """Save and wait until the checkpoint is complete; returns its folder. Every rank calls it after the same step.
-
-    Raises:
-        RaypackError: on all ranks, where one could not write.
-    """
-    checkpoints = Checkpoints(trainer, open_store(run_dir / FOLDER), keep)
-    checkpoints.save(state)
-    checkpoints.settle(600.0)
-    return run_dir / FOLDER / folder_name(state.step)
 
 
 def _tried(what: str, action: Callable[[], Any]) -> str | None:
