@@ -1,18 +1,29 @@
 """What observing costs: steps of two ranks with and without it, in turns, in one run; target under 1 % of a step.
 
-With = marks between layers, the report, the observer actor taking it in, and a scrape of /metrics every second. On a
-machine whose cores are all busy, the actor's work is in the clock's ratio too. `own CPU time` is what a rank's thread
-spends in making and sending a report: the figure with the least of the machine's noise in it.
+With = marks between layers, the report, the observer actor taking it in, and a scrape of /metrics every second.
+
+How a difference of 1 % is seen on a machine that is noisier than that: blocks of a few steps alternate as with,
+without, without, with. Four such blocks give one ratio, in which a steady drift cancels; the figure is the median of
+these ratios with its 95 % interval. It goes on until the interval is narrower than the target, or time is up, and says
+`undecided` where the target lies inside the interval.
+`without / without`, of the two blocks in the middle, is what the same method finds where there is nothing to find.
+
+The clock's ratio has the work of the observer in it where all cores are busy. The CPU time of what is done for
+observing alone has the least of the machine's noise in it, and is the last row: a report on each rank, what a step adds
+to the observer's process, and what that process takes at rest (Ray's threads), which goes by the second and not by the
+step.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +36,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paired import interval, verdict
 from raypack.config import ModelConfig, TrainSection
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.observer import start_observer
@@ -45,6 +57,9 @@ from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare
 
 RANKS, BLOCK, TARGET, TIMEOUT = 2, 4, 0.01, 120.0
+ORDER = (True, False, False, True)
+"""Blocks of a quad, by whether they are observed."""
+QUADS_MIN, SECONDS_MAX = 16, 420.0
 LENGTHS = (1500, 600, 500, 200)
 # As jobs/1f3s_local.toml.
 MODEL = ModelConfig(
@@ -53,26 +68,17 @@ MODEL = ModelConfig(
 )  # fmt: skip
 
 
-@dataclass
-class Found:
-    """Seconds of steps by whether they were observed: on the clock, of the rank's CPU; `own` = CPU of making and
-    sending reports."""
+@dataclass(frozen=True)
+class Timed:
+    """One step on one rank, seconds: on the clock, of the process's CPU, and the CPU of making and sending a report."""
 
-    wall: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    cpu: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    own: list[float] = field(default_factory=list)
-
-    def ratios(self, which: dict[bool, list[float]]) -> list[float]:
-        """With / without, of neighbouring blocks."""
-        size = BLOCK - 1
-        return [
-            statistics.median(which[True][i : i + size]) / statistics.median(which[False][i : i + size])
-            for i in range(0, len(which[True]), size)
-        ]
+    wall: float
+    cpu: float
+    own: float
 
 
 class Rank:
-    """One training rank, as an actor: `run` steps with observing switched on and off in blocks."""
+    """One training rank, as an actor: `block` runs a few steps with observing on or off."""
 
     def __init__(self, rank: int, store: str, observer: Any) -> None:
         torch.set_num_threads(1)
@@ -87,35 +93,62 @@ class Rank:
             parameters, build_optimizer(parameters.masters, train), train, 10**6,
             Wire(groups, Ledger(self.topology, rank)), groups, device,
         )  # fmt: skip
-        self.rank, self.reporter = rank, Reporter(observer)
+        self.rank, self.reporter, self.recorded = rank, Reporter(observer), 0
         self.reports = Reports(self.trainer, self.topology, rank, 1e10, "benchmark")
 
-    def run(self, blocks: int) -> Found:
-        """The first step of a block is left out: it still hears of the block before."""
-        found = Found()
-        number = 0
-        for block in range(2 * blocks):
-            observed = block % 2 == 0
-            self.trainer.watch = Stopwatch(self.trainer.device) if observed else None
-            for i in range(BLOCK):
-                plan = plan_of(number)
-                work = prepare(plan, self.topology, self.rank, MODEL, _rows)
-                started, cpu = time.perf_counter(), time.process_time()
-                result = train_step(self.trainer, work)
-                done, thread = time.perf_counter(), time.thread_time()
-                if observed:
-                    fed = Fed(planned_of(plan), work, None, 0.0, 0.0)
-                    self.reporter.send(self.reports.make(fed, result, done - started, None))
-                    number += 1
-                else:
-                    self.trainer.wire.ledger.take()
-                ended, own = time.perf_counter(), time.thread_time() - thread
-                if i:
-                    found.wall[observed].append(ended - started)
-                    found.cpu[observed].append(time.process_time() - cpu)
-                    found.own += [own] if observed else []
-        self.reporter.close(30)
+    def block(self, observed: bool) -> list[Timed]:
+        """`BLOCK` steps, of which the first is left out: it still hears of the block before."""
+        self.trainer.watch = Stopwatch(self.trainer.device) if observed else None
+        return [self._step(observed) for _ in range(BLOCK)][1:]
+
+    def _step(self, observed: bool) -> Timed:
+        plan = plan_of(self.recorded)
+        work = prepare(plan, self.topology, self.rank, MODEL, _rows)
+        started, cpu = time.perf_counter(), time.process_time()
+        result = train_step(self.trainer, work)
+        done, thread = time.perf_counter(), time.thread_time()
+        if observed:
+            fed = Fed(planned_of(plan), work, None, 0.0, 0.0)
+            self.reporter.send(self.reports.make(fed, result, done - started, None))
+            self.recorded += 1
+        else:
+            self.trainer.wire.ledger.take()
+        own = time.thread_time() - thread
+        return Timed(time.perf_counter() - started, time.process_time() - cpu, own)
+
+    def close(self) -> bool:
+        return self.reporter.close(30)
+
+
+@dataclass
+class Found:
+    """Steps of rank 0 by quad (four blocks, see `ORDER`); and of each block (observed, CPU of the observer, clock)."""
+
+    quads: list[list[list[Timed]]] = field(default_factory=list)
+    observer: list[tuple[bool, float, float]] = field(default_factory=list)
+
+    def ratios(self, of: str, first: tuple[int, ...], second: tuple[int, ...]) -> list[float]:
+        """Of each quad: medians of the blocks `first` over those of `second`, geometric mean."""
+        found = []
+        for quad in self.quads:
+            middle = [math.log(statistics.median(getattr(step, of) for step in block)) for block in quad]
+            shift = statistics.fmean(middle[i] for i in first) - statistics.fmean(middle[i] for i in second)
+            found.append(math.exp(shift))
         return found
+
+    def observing(self, of: str) -> list[float]:
+        """With / without."""
+        on = tuple(i for i, observed in enumerate(ORDER) if observed)
+        return self.ratios(of, on, tuple(i for i in range(len(ORDER)) if i not in on))
+
+    def observer_seconds(self) -> tuple[float, float]:
+        """CPU seconds of the observer's process that a step adds, and those a second that it takes without any."""
+        rest = statistics.median(cpu / clock for observed, cpu, clock in self.observer if not observed)
+        added = statistics.median(cpu - rest * clock for observed, cpu, clock in self.observer if observed)
+        return added / BLOCK, rest
+
+    def steps(self, observed: bool) -> list[Timed]:
+        return [step for quad in self.quads for i, block in enumerate(quad) if ORDER[i] == observed for step in block]
 
 
 def plan_of(step: int) -> Plan:
@@ -148,43 +181,94 @@ def main(quick: bool) -> None:
     ray.init(num_cpus=RANKS, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _measure(Path(folder), blocks=3 if quick else 16)
+            _show(_measure(Path(folder), quick))
     finally:
         ray.shutdown()
 
 
-def _measure(folder: Path, blocks: int) -> None:
+def _measure(folder: Path, quick: bool) -> Found:
     observer, url = start_observer(str(folder / "run"), "run", "127.0.0.1", 0, (), TIMEOUT)
     actors = [ray.remote(Rank).options(num_cpus=1).remote(i, str(folder / "store"), observer) for i in range(RANKS)]
-    stop = threading.Event()
-    scraper = threading.Thread(target=_scrape, args=(url, stop), daemon=True)
-    scraper.start()
-    found = ray.get([actor.run.remote(blocks) for actor in actors], timeout=1200)
-    stop.set()
-    scraper.join(10)
+    found, deadline = Found(), time.monotonic() + (0 if quick else SECONDS_MAX)
+    with _Scraper(url) as scraper:
+        _quad(actors, observer, scraper, Found())  # to warm up
+        least = 2 if quick else QUADS_MIN
+        while len(found.quads) < least or not (_narrow(found) or time.monotonic() > deadline):
+            _quad(actors, observer, scraper, found)
+    assert all(ray.get([actor.close.remote() for actor in actors], timeout=TIMEOUT))
     ray.get(observer.finish.remote(), timeout=TIMEOUT)
     records = read_steps(folder / "run")
-    assert len(records) == blocks * BLOCK
+    assert len(records) == (1 + len(found.quads)) * sum(ORDER) * BLOCK
     assert all(record.complete for record in records)
-    _show(found[0], len(records))
+    return found
 
 
-def _scrape(url: str, stop: threading.Event) -> None:
-    while not stop.wait(1.0):
-        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
-            reply.read()
+def _quad(actors: Sequence[Any], observer: Any, scraper: _Scraper, found: Found) -> None:
+    blocks = []
+    for observed in ORDER:
+        scraper.active, before, started = observed, _cpu_seconds(observer), time.perf_counter()
+        blocks.append(ray.get([actor.block.remote(observed) for actor in actors], timeout=TIMEOUT)[0])
+        found.observer.append((observed, _cpu_seconds(observer) - before, time.perf_counter() - started))
+    found.quads.append(blocks)
 
 
-def _show(found: Found, records: int) -> None:
-    count, own = len(found.own), statistics.median(found.own)
-    table = Table(title=f"Observing steps of {RANKS} ranks: {count} each way, {records} records, all complete")
-    for column in ("figure", "value", "target"):
+def _narrow(found: Found) -> bool:
+    """By width alone: stopping where the result pleases would make it please."""
+    low, high = interval(found.observing("wall"))
+    return high - low <= TARGET
+
+
+def _cpu_seconds(observer: Any) -> float:
+    return ray.get(observer.__ray_call__.remote(lambda _: time.process_time()), timeout=TIMEOUT)
+
+
+class _Scraper:
+    """Reads /metrics once a second while `active`, so that blocks without observing are without scrapes."""
+
+    def __init__(self, url: str) -> None:
+        self.active = False
+        self._url, self._stop = url, threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def __enter__(self) -> _Scraper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(1.0):
+            if self.active:
+                with suppress(OSError), urllib.request.urlopen(self._url, timeout=5) as reply:
+                    reply.read()
+
+
+def _show(found: Found) -> None:
+    on, off = found.steps(True), found.steps(False)
+    table = Table(title=f"Observing steps of {RANKS} ranks: {len(found.quads)} quads, {len(on)} steps each way")
+    for column in ("figure", "value", "95 % interval", f"target {1 + TARGET}"):
         table.add_column(column, justify="left" if column == "figure" else "right")
-    for name, which in (("clock", found.wall), ("CPU of a rank", found.cpu)):
-        bare, ratios = statistics.median(which[False]), found.ratios(which)
-        table.add_row(f"step without, {name}, median ms", f"{bare * 1e3:.1f}", "")
-        table.add_row("  with / without, median of blocks", f"{statistics.median(ratios):.4f}", f"{1 + TARGET}")
-        table.add_row("  the blocks' own spread", f"{min(ratios):.3f} to {max(ratios):.3f}", "")
-    table.add_row("own CPU time of a report, median ms", f"{own * 1e3:.3f}", "")
-    table.add_row("  share of the CPU time of a step", f"{own / statistics.median(found.cpu[False]):.4f}", f"{TARGET}")
+    for name, of in (("clock", "wall"), ("CPU of a rank", "cpu")):
+        table.add_row(f"step without, {name}, median ms", f"{1e3 * _median(off, of):.1f}", "", "")
+        ratios = found.observing(of)
+        low, high = interval(ratios)
+        table.add_row("  with / without", *_ratio(ratios), verdict(low, high, 1 + TARGET))
+        table.add_row("  without / without", *_ratio(found.ratios(of, (1,), (2,))), "")
+    report, record, rest = _median(on, "own"), *found.observer_seconds()
+    cost = 1 + (report + record / RANKS) / _median(off, "cpu") + rest / RANKS
+    table.add_row("CPU of a report on a rank, median ms", f"{1e3 * report:.3f}", "", "")
+    table.add_row("CPU of the observer, for a step, ms", f"{1e3 * record:.3f}", "", "")
+    table.add_row("CPU of the observer at rest, ms a second", f"{1e3 * rest:.3f}", "", "")
+    table.add_row("  with / without, of the CPU of all ranks", f"{cost:.4f}", "", verdict(cost, cost, 1 + TARGET))
     Console().print(table)
+
+
+def _ratio(values: Sequence[float]) -> tuple[str, str]:
+    low, high = interval(values)
+    return f"{statistics.median(values):.4f}", f"{low:.4f} to {high:.4f}"
+
+
+def _median(steps: Sequence[Timed], of: str) -> float:
+    return statistics.median(getattr(step, of) for step in steps)
