@@ -46,6 +46,20 @@ def test_a_checkpoint_that_is_written_again_takes_the_place_of_the_first(address
     assert sum(len(open_store(address).sizes(name)) for name in names(open_store(address))) == len(before.files) + 1
 
 
+def test_an_old_one_that_cannot_be_removed_costs_nothing_of_the_new_one(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(address, 1)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Store, "prune", fails)
+    with pytest.raises(RaypackError, match=r"the checkpoint of step 2: PermissionError"):
+        written(address, 2)
+    assert open_store(address).newest_step() == 2
+
+
 def test_steps_beyond_eight_digits_are_ordered_by_number(address: str) -> None:
     written(address, 99_999_999, 100_000_000)
     assert open_store(address).newest_step() == 100_000_000

@@ -132,7 +132,7 @@ class Store(ABC):
 
     @abstractmethod
     def discard(self, name: str) -> None:
-        """Drop what was written and never published."""
+        """Drop what was written, unless it was published."""
 
     @abstractmethod
     def remove(self, name: str) -> None: ...

@@ -72,7 +72,8 @@ class ObjectStore(Store):
             file.write(state.encode())
 
     def discard(self, name: str) -> None:
-        self.remove(name)
+        if STATE_FILE not in self.sizes(name):
+            self.remove(name)
 
     def remove(self, name: str) -> None:
         if STATE_FILE in self.sizes(name):
