@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import torch.distributed as dist
 from raypack.config import TrainSection
 from raypack.parallel.topology import Block
 from raypack.planning.plan import Placement, Plan, Round, StreamState
-from raypack.training.checkpoint import Checkpoints, RunState
+from raypack.training.checkpoint import Checkpoints, RunState, load
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
+from raypack.training.replicas import check_replicas
 from raypack.training.staging import tensors_of
 from raypack.training.step import Trainer, train_step
 from raypack.training.storage import LocalStore, Store, folder_name, open_store
 from raypack.training.work import prepare
-from tests.ranks import Case, full, loader, tiny_model
+from tests.ranks import Case, full, loader, make_trainer, tiny_model
 
 STREAM = StreamState(5, 1, 7)
 WAIT = 60.0
@@ -54,6 +56,30 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 def state_at(step: int, **changes: Any) -> RunState:
     return RunState(**{"step": step, "stream": STREAM, "model": "model", "corpus": "corpus", **changes})
+
+
+def of(shard: str) -> Case:
+    return Case(tiny_model(), TrainSection(dtype="float64", shard=shard, chunk_tokens=16))  # type: ignore[arg-type]
+
+
+def saved_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[dict[str, np.ndarray], list[float]]:
+    """Save after steps 1 and 2: what a load must find, and the losses of two more steps."""
+    trainer = make_trainer(case, plan_for(world).topology, poison=False)
+    steps(trainer, case, 1)
+    checkpoints = Checkpoints(trainer, open_store(root), keep=1)
+    checkpoints.save(state_at(1))
+    steps(trainer, case, 1)
+    checkpoints.save(state_at(2))  # into the buffers of the first
+    checkpoints.settle(WAIT)
+    return whole(trainer), steps(trainer, case, 2)
+
+
+def loaded_on_rank(rank: int, world: int, case: Case, address: str) -> tuple[dict[str, np.ndarray], list[float]]:
+    """What a load finds, and the losses of two steps after it."""
+    trainer = make_trainer(replace(case, seed=9), plan_for(world).topology, poison=False)
+    load(trainer, address)
+    check_replicas(trainer, 2)
+    return whole(trainer), steps(trainer, case, 2)
 
 
 def lone_trainer(seed: int = 0) -> Trainer:

@@ -22,9 +22,12 @@ from tests.checkpoint_cases import (
     STREAM,
     WAIT,
     HeldStore,
+    loaded_on_rank,
     lone_trainer,
+    of,
     plan_for,
     same,
+    saved_on_rank,
     state_at,
     steps,
     whole,
@@ -67,28 +70,6 @@ def test_a_resumed_run_is_bit_identical_to_one_that_never_stopped(
         assert equal
         assert (state.step, state.stream) == (2, STREAM)
     assert newest(open_store(tmp_path)) == (str(tmp_path / "step-00000002"), [])
-
-
-def of(shard: str) -> Case:
-    return Case(tiny_model(), TrainSection(dtype="float64", shard=shard, chunk_tokens=16))  # type: ignore[arg-type]
-
-
-def saved_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[dict[str, np.ndarray], list[float]]:
-    trainer = make_trainer(case, plan_for(world).topology, poison=False)
-    steps(trainer, case, 1)
-    checkpoints = Checkpoints(trainer, open_store(root), keep=1)
-    checkpoints.save(state_at(1))
-    steps(trainer, case, 1)
-    checkpoints.save(state_at(2))  # into the buffers of the first
-    checkpoints.settle(WAIT)
-    return whole(trainer), steps(trainer, case, 2)
-
-
-def loaded_on_rank(rank: int, world: int, case: Case, address: str) -> tuple[dict[str, np.ndarray], list[float]]:
-    trainer = make_trainer(replace(case, seed=9), plan_for(world).topology, poison=False)
-    load(trainer, address)
-    check_replicas(trainer, 2)
-    return whole(trainer), steps(trainer, case, 2)
 
 
 @pytest.fixture(scope="module")

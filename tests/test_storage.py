@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -21,10 +22,13 @@ from raypack.training.preflight_storage import check_storage
 from raypack.training.rundir import resolve_run
 from raypack.training.storage import LocalStore, Store, locate, open_store
 from raypack.training.storage_objects import ObjectStore
-from tests.checkpoint_cases import lone_trainer, names, written
+from tests.checkpoint_cases import loaded_on_rank, lone_trainer, names, of, same, saved_on_rank, written
+from tests.ranks import Case
 
 # A world of one saves without a process group, which is what it wants.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+SERVER = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 @pytest.fixture(params=["directory", "url"])
@@ -242,9 +246,8 @@ def bucket() -> Iterator[Callable[[str], str]]:
     server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name, value in SERVER.items():
+            patch.setenv(name, value)
         host, port = server.get_host_and_port()
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
         client.create_bucket(Bucket="raypack")
@@ -267,6 +270,25 @@ def test_s3_keeps_the_newest_and_passes_over_what_was_never_finished(bucket: Cal
     assert "state.json is missing" in notes[0]
     written(address, 3, keep=1)
     assert [name for name in names(store) if store.sizes(name)] == ["step-00000003"]
+
+
+def on_s3(rank: int, world: int, function: Callable[..., Any], case: Case, address: str) -> Any:
+    """A rank of the pool, with what the server of the other process asks for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SERVER.items():
+            patch.setenv(name, value)
+        return function(rank, world, case, address)
+
+
+@pytest.mark.pool
+def test_ranks_write_to_s3_together_and_another_world_reads_it(bucket: Callable[[str], str], pool: Any) -> None:
+    case, root = of("world"), bucket("raypack/runs/ranks")
+    tensors, losses = pool.run(3, on_s3, saved_on_rank, case, root)[0]
+    address, notes = newest(open_store(root))
+    assert (open_store(root).newest_step(), notes) == (2, [])
+    for found, resumed in pool.run(2, on_s3, loaded_on_rank, case, address):
+        assert same(found, tensors)
+        np.testing.assert_allclose(resumed, losses, rtol=1e-10)
 
 
 def test_s3_is_probed_and_a_bucket_that_is_not_there_is_one_line(bucket: Callable[[str], str], tmp_path: Path) -> None:
