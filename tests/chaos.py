@@ -72,13 +72,17 @@ class Kill:
 
 @dataclass
 class Chaos:
-    """One run in `folder`. `kills` = how many processes to kill; then it runs to its end."""
+    """One run in `folder`. `kills` = how many processes to kill; then it runs to its end.
+
+    `script` = what to do in place of kills drawn at random; of its words, "leave" kills nothing.
+    """
 
     config: Config
     corpus: str
     folder: Path
     seed: int
     kills: int
+    script: Sequence[str] = ()
     done: list[Kill] = field(default_factory=list)
     attempts: int = 0
 
@@ -131,7 +135,9 @@ class Chaos:
         """To the end of the run; its records."""
         planner = self._start_planner()
         try:
-            todo = [self.draw.choice(KINDS) for _ in range(self.kills)]
+            todo = [KINDS[i % len(KINDS)] for i in range(self.kills)]
+            self.draw.shuffle(todo)
+            todo = [*self.script] or todo
             finished = False
             while not finished:
                 world = self.draw.choice(WORLDS)
@@ -218,6 +224,9 @@ class Chaos:
         elif kind == "resize":
             self._ask_to_leave(self.draw.randrange(world))
             time.sleep(self.draw.uniform(0.0, 0.4))
+        elif kind == "leave":
+            self._ask_to_leave(self.draw.randrange(world))
+            return
         else:
             time.sleep(self.draw.uniform(0.0, 0.3))
         victim = self.draw.choice(ranks)

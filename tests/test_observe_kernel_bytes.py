@@ -168,7 +168,6 @@ def test_bytes_of_linear_layers_are_those_the_kernel_sent(nodes, idle) -> None:
     assert_kernel_sent(found, idle, sent)
 
 
-@pytest.mark.xfail(strict=True, reason="the root's own parameters are counted as gathered twice a round, are once")
 def test_bytes_of_sharded_parameters_are_those_the_kernel_sent(nodes, idle) -> None:
     found = nodes.counted(steps_on_rank, SHARDED, PLAN)
     assert {"parameter_gather", "gradient_reduce"} < {name for name, _ in found.ledger}

@@ -44,6 +44,15 @@ HEALTH_CHECK = {
     "RAY_health_check_failure_threshold": "3",
 }
 _serial = itertools.count()
+# Prints the id of the living node at an address; fails where there is none.
+_NODE_ID = """
+import sys
+from ray._raylet import GcsClient
+nodes = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5).values()
+found = [n.node_id.hex() for n in nodes if n.node_manager_address == sys.argv[2] and n.state == 0]
+print(*found)
+sys.exit(not found)
+"""
 
 
 def why_not() -> str:
@@ -134,6 +143,18 @@ class SimulatedCluster:
     def head(self) -> Node:
         return self.members[0]
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the Ray head."""
+        return f"{self.head.address}:{PORT}"
+
+    def node_id(self, index: int) -> str:
+        """Ray's id of a living node."""
+        found = self.output([sys.executable, "-c", _NODE_ID, self.address, self.members[index].address]).split()
+        if not found:
+            raise RaypackError(f"simulated node {index} is not part of the Ray cluster")
+        return found[-1]
+
     def add(self, cpus: int) -> Node:
         """A further node; returns when its raylet has joined."""
         node = self._make(cpus)
@@ -201,7 +222,7 @@ class SimulatedCluster:
     def _environment(self, node: Node) -> dict[str, str]:
         return {
             "RAY_AUTH_MODE": "disabled",  # reachable from inside the namespaces only
-            "RAY_ADDRESS": f"{self.head.address}:{PORT}" if self.members else "",
+            "RAY_ADDRESS": self.address if self.members else "",
             "GLOO_SOCKET_IFNAME": "eth0",
             "TMPDIR": str(self.folder),
             **HEALTH_CHECK,
@@ -235,7 +256,7 @@ class SimulatedCluster:
             options += ["--head", "--port", str(PORT), "--dashboard-host", node.address]
             options += ["--temp-dir", str(self.folder / f"n{node.index}")]
         else:
-            options += ["--address", f"{self.head.address}:{PORT}", "--temp-dir", str(self.folder / f"n{node.index}")]
+            options += ["--address", self.address, "--temp-dir", str(self.folder / f"n{node.index}")]
         log = open(self.folder / f"ray-{node.index}.log", "wb")  # noqa: SIM115 - the process keeps it
         node.ray = self.popen(
             [_ray_command(), "start", *options], node.index, stdout=log, stderr=subprocess.STDOUT,
@@ -255,12 +276,7 @@ class SimulatedCluster:
             time.sleep(0.5)
 
     def _joined(self, node: Node) -> bool:
-        probe = (
-            "import sys, ray; from ray._raylet import GcsClient; "
-            "nodes = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5); "
-            "sys.exit(not any(n.node_manager_address == sys.argv[2] and n.state == 0 for n in nodes.values()))"
-        )
-        command = [sys.executable, "-c", probe, f"{self.head.address}:{PORT}", node.address]
+        command = [sys.executable, "-c", _NODE_ID, self.address, node.address]
         return self.run(command, 0, 30, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
 
     def _end(self, node: Node) -> None:

@@ -102,14 +102,14 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
             self._group.execute_async(ask_to_leave, reason)
 
     def _wait_until_left(self) -> None:
-        """Until a rank has left, at most `timeouts.leave` seconds: all leave together, after the checkpoint."""
+        """Until rank 0 has ended, at most `timeouts.leave` seconds: all leave together, after the checkpoint."""
         deadline = time.monotonic() + self._config.timeouts.leave
         with suppress(ray.exceptions.RayError):
             while time.monotonic() < deadline:
                 where: Whereabouts = ray.get(
                     self._group.execute_single_async(0, whereabouts), timeout=self._config.timeouts.actor
                 )
-                if where.left:
+                if where.over:
                     return
                 time.sleep(POLL_SECONDS)
 
@@ -179,15 +179,39 @@ class RunFailures(FailurePolicy):  # type: ignore[misc]
 
 
 class NodesInReach(ElasticScalingPolicy):  # type: ignore[misc]
-    """Ray's elastic policy, which counts only nodes that answer and stay, and gives up after `timeouts.nodes`."""
+    """Ray's elastic policy, which starts groups only on nodes that answer and stay.
+
+    It gives up after `timeouts.nodes` seconds without enough of them. It grows when two looks in a row find room for
+    the same number: nodes come one by one, and each resize is a restart. A running group shrinks only for nodes that
+    will be taken away: where one is gone, its workers' failure says so.
+    """
 
     def __init__(self, scaling_config: ScalingConfig, wait_seconds: float) -> None:
         super().__init__(scaling_config)
         self._wait_seconds = wait_seconds
         self._short_since: float | None = None
+        self._room = 0
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        looked = self._latest_monitor_time
+        decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
+        if self._latest_monitor_time == looked:
+            return decision  # it is not time yet
+        room = getattr(decision, "num_workers", 0)
+        grows, before = room > worker_group_state.num_workers, self._room
+        self._room = room
+        if grows and (room != before or self._room_in_reach() != room):
+            return NoopDecision()
+        return decision
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._room = 0
         decision = super().make_decision_for_non_running_worker_group()
+        if not isinstance(decision, NoopDecision):
+            room = self._room_in_reach()
+            decision = self._get_resize_decision(room) if room >= self.scaling_config.min_workers else NoopDecision()
         if not isinstance(decision, NoopDecision):
             self._short_since = None
             return decision
@@ -201,12 +225,17 @@ class NodesInReach(ElasticScalingPolicy):  # type: ignore[misc]
         time.sleep(POLL_SECONDS)  # the controller asks again at once
         return decision
 
-    def _get_reserved_resources(self) -> Mapping[str, Mapping[str, float]] | None:
-        reserved: Mapping[str, Mapping[str, float]] | None = super()._get_reserved_resources()
+    def _room_in_reach(self) -> int:
+        """Workers that fit on the nodes that answer now; Ray's own count may hold dead ones."""
+        reserved, there = self._get_reserved_resources() or {}, nodes_in_reach()
+        return self._count_possible_workers({node: each for node, each in reserved.items() if node in there})
+
+    def _get_reserved_resources(self) -> dict[str, Any] | None:
+        reserved: dict[str, Any] | None = super()._get_reserved_resources()
         if not reserved:
             return reserved
-        there = nodes_in_reach()
-        return {node: resources for node, resources in reserved.items() if node in there}
+        going = draining_nodes()
+        return {node: each for node, each in reserved.items() if node not in going}
 
 
 class RunTrainer(TorchTrainer):  # type: ignore[misc]
@@ -233,11 +262,11 @@ class RunTrainer(TorchTrainer):  # type: ignore[misc]
 
 
 def nodes_in_reach() -> set[str]:
-    """Ids of the nodes whose raylet answers and that are not about to be taken away."""
+    """Ids of the nodes whose raylet answers."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     with ThreadPoolExecutor(PROBES_AT_ONCE) as threads:
         answers = list(threads.map(_answers, nodes))
-    return {node["NodeID"] for node, there in zip(nodes, answers, strict=True) if there} - _draining()
+    return {node["NodeID"] for node, there in zip(nodes, answers, strict=True) if there}
 
 
 def _answers(node: Mapping[str, Any]) -> bool:
@@ -249,8 +278,9 @@ def _answers(node: Mapping[str, Any]) -> bool:
     return True
 
 
-def _draining() -> set[str]:
-    """What Ray Train's own preemption watcher asks; Ray has no public name for it."""
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that will be taken away."""
+    # What Ray Train's own preemption watcher asks; Ray has no public name for it.
     with suppress(ImportError, AttributeError):
         return set(ray._private.state.state.get_draining_nodes())
     return set()

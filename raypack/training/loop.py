@@ -113,12 +113,15 @@ def train(job: Job, seat: Seat) -> None:
         LostRank: another rank is gone or stuck.
         Leaving: on all ranks, after a checkpoint, because one was asked to leave.
     """
-    with _waits_named(job.config, seat.progress):
-        run = _set_up(job, seat)
-        try:
-            _steps(run, job, seat)
-        finally:
-            run.checkpoints.close()
+    try:
+        with _waits_named(job.config, seat.progress):
+            run = _set_up(job, seat)
+            try:
+                _steps(run, job, seat)
+            finally:
+                run.checkpoints.close()
+    finally:
+        seat.progress.over = True
 
 
 def _steps(run: Run, job: Job, seat: Seat) -> None:
@@ -303,7 +306,6 @@ def _leave(run: Run, step: int, stream: StreamState) -> None:
     if run.checkpoints.step != step:
         _checkpoint(run, step, stream)
     run.checkpoints.settle(run.config.timeouts.collective)
-    progress.left = True
 
 
 @contextmanager

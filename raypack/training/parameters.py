@@ -167,12 +167,17 @@ class Sharded:
             module.set_force_sum_reduction_for_comms(True)
         self.masters = dict(self.model.named_parameters())
         self.block = Block(0, len(ranks))
+        self._in_layers = sum(p.numel() for p in self.model.layers.parameters())
         self._bytes = sum(p.numel() for p in self.model.parameters()), dtype.itemsize, wide(dtype).itemsize
 
     def count_round(self, ledger: Ledger, *, backward: bool) -> None:
-        """Enter one round's parameter gathers (forward, and again for backward) and gradient scatter by formula."""
+        """Enter one round's parameter gathers and gradient scatter by formula.
+
+        Layers are gathered for the forward and again for the backward; embedding, last norm and head stay gathered.
+        """
         count, used, reduced = self._bytes
-        ledger.count_ring("parameter_gather", self.block, 2 if backward else 1, count * used)
+        gathered = count + self._in_layers if backward else count
+        ledger.count_ring("parameter_gather", self.block, 1, gathered * used)
         if backward:
             ledger.count_ring("gradient_reduce", self.block, 1, count * reduced)
 

@@ -18,13 +18,13 @@ WAITS = ("agree", "gradient_reduce")
 
 class Whereabouts(NamedTuple):
     """`seconds` = since the rank entered `phase` of `step`; `inside` = the exchange it waits in, "" = in none;
-    `left` = it has saved and left as it was asked to."""
+    `over` = its loop has ended, with the run, as it was asked to, or by an error."""
 
     step: int
     phase: str
     seconds: float
     inside: str
-    left: bool
+    over: bool
 
     @property
     def waits(self) -> bool:
@@ -41,7 +41,7 @@ class Progress:
     asked: str = ""
     step: int = -1
     phase: str = "start"
-    left: bool = False
+    over: bool = False
     inside: Callable[[], str] = str
     since: float = field(default_factory=time.monotonic)
 
@@ -52,7 +52,7 @@ class Progress:
         self.phase, self.since = phase, time.monotonic()
 
     def whereabouts(self) -> Whereabouts:
-        return Whereabouts(self.step, self.phase, time.monotonic() - self.since, self.inside(), self.left)
+        return Whereabouts(self.step, self.phase, time.monotonic() - self.since, self.inside(), self.over)
 
 
 _here = Progress()

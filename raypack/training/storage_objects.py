@@ -20,6 +20,8 @@ from raypack.training.storage import STATE_FILE, Store, split
 
 # They have no directories; pyarrow would write an empty object in place of each.
 WITHOUT_DIRECTORIES = ("s3", "gcs")
+# Bytes of one request at least: small tensors lie side by side, and a request takes as long as a MB or two.
+READ_AHEAD = 2**20
 
 
 class ObjectStore(Store):
@@ -107,7 +109,7 @@ class ArrowFiles(FileSystemBase):
         name = os.fspath(path)
         if "r" in mode:
             with self.fs.open_input_file(name) as stream:
-                yield cast(io.IOBase, stream)
+                yield io.BufferedReader(cast(io.RawIOBase, stream), READ_AHEAD)
             return
         with self.fs.open_output_stream(name) as stream:
             yield cast(io.IOBase, stream)
@@ -156,7 +158,7 @@ class ArrowWriter(FileSystemWriter):
 
 
 class ArrowReader(FileSystemReader):
-    """Reads the ranges that a rank needs, each with one request."""
+    """Reads the ranges that a rank needs: a large tensor with one request, small neighbours together."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         super().__init__(path)

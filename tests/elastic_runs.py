@@ -1,0 +1,130 @@
+"""Elastic runs on simulated nodes: submitted as a person would, watched through the files they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from raypack.config import Config
+from raypack.observe.record import StepRecord
+from raypack.observe.steps import read_steps
+from raypack.runfile import load_run
+from raypack.simulate.nodes import SimulatedCluster
+from raypack.training.attempts import AttemptEvent, read_attempts
+from tests.job_runs import ROOT, tiny_corpus, tiny_run
+
+LIMIT = 240.0
+# No experts: other worlds round otherwise, and in float32 a token at the edge may go to another expert.
+DENSE: dict[str, dict[str, Any]] = {
+    "model": {"pattern": "FSL", "layers": 3, "experts": 0, "ffn_width": 32, "linear_chunk": 16},
+    "data": {"max_sample_tokens": 256, "tokens_per_step": 768, "holdout_tokens": 0},
+    "plan": {"rank_tokens_max": 256},
+    "topology": {"nodes": [], "resize_seconds": 3.0},
+    "timeouts": {"start": 60.0, "collective": 60.0},
+}  # fmt: skip
+
+# The job script, with a train loop that takes its time where something is about to happen: (from step, at world).
+PACED = """
+import sys, time
+sys.path.insert(0, {root!r})
+import raypack.training.launch as launch
+from raypack.training.job import main
+
+HOLDS = {holds!r}
+
+
+def train_worker(arguments):
+    import torch.distributed as dist
+    import raypack.training.loop as loop
+    import raypack.training.worker as worker
+
+    step = loop.train_step
+
+    def paced(trainer, work, trouble=None, *, leave=False):
+        held = work is not None and any(work.plan.step >= s and dist.get_world_size() == w for s, w in HOLDS)
+        time.sleep(0.7 if held else 0.02)
+        return step(trainer, work, trouble, leave=leave)
+
+    loop.train_step = paced
+    worker.train_worker(arguments)
+
+
+launch.train_worker = train_worker
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], None, ""))
+"""
+
+
+class ElasticRun:
+    """A run submitted with `ray job submit` to the head of a simulated cluster; a context manager.
+
+    Args:
+        holds: (step, world): from that step on a world of that size is slow.
+    """
+
+    def __init__(
+        self, cluster: SimulatedCluster, folder: Path, holds: Sequence[tuple[int, int]], **sections: dict[str, Any]
+    ) -> None:
+        self._cluster, self._folder = cluster, folder
+        self.run_dir = folder / "runs" / "r"
+        script = folder / "paced.py"
+        script.write_text(PACED.format(root=str(ROOT), holds=list(holds)))
+        merged = {name: {**DENSE.get(name, {}), **sections.get(name, {})} for name in {**DENSE, **sections}}
+        self.corpus = tiny_corpus(folder / "corpus", documents=400)
+        self._file = tiny_run(folder, self.corpus, **merged)
+        ray = str(Path(sys.executable).with_name("ray"))
+        url = f"http://{cluster.head.address}:8265"
+        entry = [sys.executable, str(script), "--run", str(self._file), "--run.name", "r"]
+        with open(folder / "console", "wb") as console:
+            self._job = cluster.popen(
+                [ray, "job", "submit", "--address", url, "--", *entry], stdout=console, stderr=subprocess.STDOUT,
+                env={"OMP_NUM_THREADS": "1", "RAYPACK_HOME": str(folder / "home")},
+            )  # fmt: skip
+
+    @property
+    def config(self) -> Config:
+        return load_run(["--run", str(self._file)], self._file, "")
+
+    @property
+    def console(self) -> str:
+        return (self._folder / "console").read_text(errors="replace")
+
+    def records(self) -> list[StepRecord]:
+        """As far as they are written; none before the run begins."""
+        return read_steps(self.run_dir) if (self.run_dir / "steps.jsonl").exists() else []
+
+    def events(self) -> list[AttemptEvent]:
+        return read_attempts(self.run_dir)
+
+    def reached(self, step: int, world: int) -> Callable[[], bool]:
+        """Whether a world of that size has trained that step, or a later one."""
+        return lambda: any(r.step >= step and r.world == world for r in self.records())
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = LIMIT) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self._job.poll() is None, f"the job ended before {what}:\n{self.console[-3000:]}"
+            assert time.monotonic() < deadline, f"no {what} in {timeout:g} s:\n{self.console[-3000:]}"
+            time.sleep(0.1)
+
+    def wait(self, timeout: float = LIMIT) -> int:
+        return self._job.wait(timeout)
+
+    def __enter__(self) -> ElasticRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._job.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._job.pid, signal.SIGKILL)
+            self._job.wait(10)
