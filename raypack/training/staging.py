@@ -36,7 +36,7 @@ def share(tensors: Mapping[str, torch.Tensor], rank: int, world: int) -> Tensors
     """What `rank` writes: its shards of sharded tensors, and of those that every rank has about 1 / `world` of the
     bytes. Largest first, each to the rank with the least so far: the same split on every rank."""
     whole = {name: t for name, t in tensors.items() if not isinstance(t, DTensor)}
-    mine = {name: t for name, t in tensors.items() if isinstance(t, DTensor)}
+    mine: Tensors = {name: t for name, t in tensors.items() if isinstance(t, DTensor)}
     loads = [0] * world
     for name in sorted(whole, key=lambda name: (-whole[name].nbytes, name)):
         least = loads.index(min(loads))
@@ -81,6 +81,7 @@ class Stage:
         """The world on CPUs: a sharded tensor's copy in host memory still says which part of the whole it is."""
         if self._mesh is None:
             group = self._group if self._group is not None else dist.group.WORLD
+            assert group is not None  # without a process group nothing is sharded
             self._mesh = DeviceMesh.from_group(group, "cpu", mesh=torch.arange(dist.get_world_size(group)))
         return self._mesh
 
