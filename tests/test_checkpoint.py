@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,30 @@ def test_a_rank_that_cannot_write_is_one_error_on_all_ranks_and_no_checkpoint(po
             True
         ] * 3
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def late_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[str, int]:
+    """Rank 1 gives up waiting before its thread is done; all hear of it, and all can wait again."""
+    trainer, store = make_trainer(case, plan_for(world).topology, poison=False), HeldStore(Path(root))
+    checkpoints = Checkpoints(trainer, store, keep=2)
+    checkpoints.save(state_at(1))
+    text = ""
+    try:
+        threading.Timer(1.0, store.go.set).start()
+        checkpoints.settle(0.0 if rank == 1 else WAIT)
+    except RaypackError as error:
+        text = str(error)
+    checkpoints.settle(WAIT)
+    checkpoints.save(state_at(2))
+    checkpoints.settle(WAIT)
+    return text, store.newest_step()
+
+
+@pytest.mark.pool
+def test_a_rank_that_waits_too_short_is_heard_by_all_and_nothing_hangs(pool: Any, tmp_path: Path) -> None:
+    for text, step in pool.run(3, late_on_rank, Case(tiny_model()), str(tmp_path)):
+        assert "rank 1 cannot go on: the checkpoint of step 1 is not written to" in text
+        assert step == 2
 
 
 def drifted_on_rank(rank: int, world: int, case: Case) -> str:

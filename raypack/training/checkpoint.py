@@ -85,13 +85,14 @@ class Checkpoints:
         """
         if self._flight is None:
             return
-        step, trouble = self._flight.step, self._awaited(timeout)
-        agree(self._host, bytes(32), f"the checkpoint of step {step}", trouble)
+        agree(self._host, bytes(32), f"the checkpoint of step {self._flight.step}", self._awaited(timeout))
+        self._flight = None  # after the agreement: on all ranks or on none
 
     @property
     def trouble(self) -> str | None:
-        """Why the last write failed, where it has; asked without waiting."""
-        return self._flight.trouble if self._flight is not None and self._flight.done else None
+        """Why the last write failed, where it has and no error has said so yet; asked without waiting."""
+        flight = self._flight
+        return flight.trouble if flight is not None and flight.done and not flight.said else None
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Wait a little for the write in flight, then leave it; raises nothing. Unpublished, it stays invisible."""
@@ -99,16 +100,16 @@ class Checkpoints:
             self._flight.wait(timeout)
 
     def _awaited(self, timeout: float) -> str | None:
-        """This rank's trouble with the write in flight; without any there is none in flight afterwards."""
+        """This rank's trouble with the write in flight, told once."""
         flight = self._flight
-        if flight is None:
+        if flight is None or flight.said:
             return None
         if not flight.wait(timeout):
             return (
                 f"the checkpoint of step {flight.step} is not written to {self._store.address} after waiting "
                 f"{timeout:g} s ({flight.seconds:.0f} s in all): give it faster storage or a longer timeout"
             )
-        self._flight = None
+        flight.said = flight.trouble is not None
         return flight.trouble
 
     def _copied(self) -> Tensors:
@@ -147,6 +148,7 @@ class _Flight:
     def __init__(self, step: int, write: Callable[[], None]) -> None:
         self.step = step
         self.trouble: str | None = None
+        self.said = False
         self._write, self._started = write, time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
