@@ -4,6 +4,7 @@ nothing left behind."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from raypack.observe.summary import Summary, read_summary
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import plan_from_json
 from raypack.planning.planner import StepPlanner
+from raypack.training.attempts import read_attempts
 from raypack.training.checkpoint_state import newest
 from raypack.training.storage import FOLDER, open_store
 from tests.job_runs import ROOT, TINY, Started, start_job, tiny_corpus, tiny_run
@@ -124,7 +126,7 @@ def test_workers_that_do_not_start_in_time_end_the_run(tmp_path: Path, corpus: P
 
 
 def test_a_killed_worker_is_named_and_not_its_echo_on_the_others(tmp_path: Path, corpus: Path) -> None:
-    with start(tmp_path, corpus, run={"steps": FOREVER}) as job:
+    with start(tmp_path, corpus, run={"steps": FOREVER, "failures_max": 0}) as job:
         job.wait_until(lambda: "step 2 " in job.out, "step 2")
         os.kill(job.family("RayTrainWorker")[0], signal.SIGKILL)
         line = failed_in_one_line(job)
@@ -132,6 +134,40 @@ def test_a_killed_worker_is_named_and_not_its_echo_on_the_others(tmp_path: Path,
     assert str(run_dir(tmp_path)) in line
     assert kept(tmp_path).stop_reason.startswith("failed: rank ")
     assert (run_dir(tmp_path) / "failure.txt").read_text()
+
+
+def test_a_rank_that_hangs_is_named_with_the_step_and_who_waited(tmp_path: Path, corpus: Path) -> None:
+    sections = {"run": {"steps": FOREVER, "failures_max": 0}, "timeouts": {"collective": 12.0}}
+    with start(tmp_path, corpus, **sections) as job:
+        job.wait_until(lambda: "step 2 " in job.out, "step 2")
+        stopped = job.family("RayTrainWorker")[0]
+        os.kill(stopped, signal.SIGSTOP)
+        line = failed_in_one_line(job)
+    found = re.search(
+        r"rank (\d) did not answer .* \(rank (\d) waited in \w+ of step \d+: another rank did not come", line
+    )
+    assert found, line
+    assert {found[1], found[2]} == {"0", "1"}
+    assert "timeouts.collective = 12 s" in line
+    (ended,) = [event for event in read_attempts(run_dir(tmp_path)) if event.event == "ended"]
+    assert ended.ranks[int(found[1])] == "no answer"
+
+
+def test_a_worker_that_dies_is_replaced_and_the_run_ends_as_if_nothing_had_been(tmp_path: Path, corpus: Path) -> None:
+    train = {"checkpoint_every": 5}
+    with start(tmp_path, corpus, run={"steps": 30}, train=train) as job:
+        job.wait_until(lambda: "step 8 " in job.out, "step 8")
+        os.kill(job.family("RayTrainWorker")[1], signal.SIGKILL)
+        assert job.wait() == 0, job.out + job.err
+        assert job.wait_for_family_to_end() == []
+    summary = kept(tmp_path)
+    assert (summary.stop_reason, summary.restarts, summary.steps) == ("finished", 1, 30)
+    records = read_steps(run_dir(tmp_path))
+    losses = {record.step: record.loss for record in records if record.attempt == 0}
+    again = [record for record in records if record.attempt == 1]
+    assert again[0].step in (0, 5, 10, 15)  # a checkpoint, or the start
+    assert all(record.loss == losses[record.step] for record in again if record.step in losses)
+    assert "its process died" in next(e.reason for e in read_attempts(run_dir(tmp_path)) if e.event == "ended")
 
 
 BROKEN = """
@@ -143,16 +179,17 @@ from raypack.training.job import main
 
 def train_worker(arguments):
     import torch.distributed as dist
+    import raypack.training.loop as loop
     import raypack.training.worker as worker
 
-    step = worker.train_step
+    step = loop.train_step
 
-    def broken(trainer, work, trouble=None):
+    def broken(trainer, work, trouble=None, *, leave=False):
         if dist.get_rank() == 1 and work.plan.step == 2:
             raise ArithmeticError("a kernel of rank 1 broke")
-        return step(trainer, work, trouble)
+        return step(trainer, work, trouble, leave=leave)
 
-    worker.train_step = broken
+    loop.train_step = broken
     worker.train_worker(arguments)
 
 
@@ -166,10 +203,10 @@ if __name__ == "__main__":
 def test_an_exception_on_one_rank_ends_the_run_with_it(tmp_path: Path, corpus: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(BROKEN.format(root=str(ROOT)))
-    with start(tmp_path, corpus, script=script, run={"steps": FOREVER}) as job:
+    with start(tmp_path, corpus, script=script, run={"steps": FOREVER, "failures_max": 1}) as job:
         line = failed_in_one_line(job)
     assert "rank 1: ArithmeticError: a kernel of rank 1 broke" in line
-    assert kept(tmp_path).steps == 2
+    assert (kept(tmp_path).steps, kept(tmp_path).restarts) == (2, 1)  # once more, and then no more
     assert "Traceback" in (run_dir(tmp_path) / "failure.txt").read_text()
 
 
