@@ -122,7 +122,7 @@ def test_what_changes_neither_may_change() -> None:
     state = RunState.of(Config(), "print", 50, STREAM)
     other = _changed(
         model={"name": "b", "preset": "c"},
-        data={"corpus": "/elsewhere"},
+        data={"corpus": "/elsewhere", "holdout_tokens": 0},
         train={"lr": 1e-4, "shard": "world"},
         run={"steps": 900, "seed": 4},
         topology={"workers": 3},

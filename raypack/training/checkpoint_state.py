@@ -18,8 +18,8 @@ from raypack.planning.plan import StreamState
 from raypack.training.storage import STATE_FILE, Store, is_url, locate, reason
 
 STATE_VERSION, READABLE_VERSIONS = 2, (1, 2)
-# What names things, or says where they lie: another value is no other model and no other stream.
-NOT_COMPARED = {"model": {"name", "preset"}, "data": {"corpus"}}
+# What names things, says where they lie, or is only looked at: another value is no other model and no other stream.
+NOT_COMPARED = {"model": {"name", "preset"}, "data": {"corpus", "holdout_tokens"}}
 
 
 class Damaged(RaypackError):
