@@ -182,6 +182,7 @@ def failing_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[str, 
 @pytest.mark.pool
 def test_a_rank_that_cannot_write_is_one_error_on_all_ranks_and_no_checkpoint(pool: Any, tmp_path: Path) -> None:
     for texts in pool.run(3, failing_on_rank, Case(tiny_model()), str(tmp_path)):
+        assert all(text.count("cannot go on") <= 1 for text in texts)
         assert all("rank 1" in text and "No space left on device" in text and "\n" not in text for text in texts)
         assert [f"the checkpoint of step {step}" in text for step, text in zip((1, 2, 2), texts, strict=True)] == [
             True

@@ -29,6 +29,7 @@ __all__ = ["Checkpoints", "RunState", "load", "newest"]
 
 # How long a loop that ends, in an orderly way or not, waits for a write that nobody asks for any more.
 CLOSE_SECONDS = 5.0
+AGREED = " cannot go on: "
 
 
 class Checkpoints:
@@ -154,7 +155,9 @@ class _Flight:
         self._thread.start()
 
     def _run(self) -> None:
-        self.trouble = _tried(f"the checkpoint of step {self.step}", self._write)
+        text = _tried(f"the checkpoint of step {self.step}", self._write)
+        # The ranks have agreed on it; the loop's next agreement says again which they are.
+        self.trouble = text and text.rpartition(AGREED)[2]
 
     @property
     def done(self) -> bool:
