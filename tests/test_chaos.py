@@ -1,4 +1,4 @@
-"""Whatever is killed: every sample once, and the losses of a run that nothing happened to (`tests.chaos` has the rules).
+"""Whatever is killed: every sample once, and the losses of an unbroken run (`tests.chaos` has the rules).
 
 `make chaos` kills a hundred times.
 """
