@@ -8,7 +8,7 @@ ARGS ?=
 # Cheapest kind first; a rank pool or Ray starts only after the pure tests have been seen.
 STAGES := "not pool and not ray" "pool and not ray" "ray"
 
-.PHONY: help setup train test test-all lint format bench dashboards clean
+.PHONY: help setup train test test-all chaos lint format bench dashboards clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -52,6 +52,11 @@ lint: $(STAMP) ## ruff (lint and format) and mypy on the pure core
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+chaos: export OMP_NUM_THREADS ?= 1
+
+chaos: $(STAMP) ## kill a run's processes a hundred times (ARGS="--kills N --seed S")
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: $(STAMP) ## every benchmark's table (ARGS="--only NAME --quick")
 	$(BIN)/python -m benchmarks $(ARGS)

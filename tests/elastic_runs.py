@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from raypack.config import Config
+from raypack.observe.attempts import AttemptEvent, read_attempts
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
 from raypack.runfile import load_run
 from raypack.simulate.nodes import SimulatedCluster
-from raypack.training.attempts import AttemptEvent, read_attempts
 from tests.job_runs import ROOT, tiny_corpus, tiny_run
 
 LIMIT = 240.0

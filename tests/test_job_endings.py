@@ -16,12 +16,12 @@ import pytest
 from raypack.config import Config, DataSection
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
+from raypack.observe.attempts import read_attempts
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import Summary, read_summary
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import plan_from_json
 from raypack.planning.planner import StepPlanner
-from raypack.training.attempts import read_attempts
 from raypack.training.checkpoint_state import newest
 from raypack.training.storage import FOLDER, open_store
 from tests.job_runs import ROOT, TINY, Started, start_job, tiny_corpus, tiny_run

@@ -40,7 +40,7 @@ def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path:
     actor, url = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, ("note",), timeout=60)
     text = io.StringIO()
     reporters = [Reporter(actor) for _ in range(2)]
-    with Follower(actor, RunView(Console(file=text), steps=3), interval=0.05):
+    with Follower(actor, RunView(Console(file=text), steps=3), tmp_path, interval=0.05):
         for step in range(3):
             for rank, reporter in enumerate(reporters):
                 reporter.send(report(rank, step))

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
 from raypack.errors import RaypackError
+from raypack.observe.attempts import ends_of
 from raypack.observe.console import RunView, summary_table
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
@@ -85,7 +86,8 @@ def load(run_dir: Path) -> tuple[list[StepRecord], Summary]:
     left = read_summary(run_dir)
     name = left.run if left else run_dir.resolve().name
     records = read_steps(run_dir)
-    return records, summarise(records, name, left.stop_reason if left else "", left.notes if left else ())
+    reason, notes = (left.stop_reason, left.notes) if left else ("", [])
+    return records, summarise(records, name, reason, notes, ends_of(run_dir))
 
 
 def _check(page: str | None, other: Path | None, step: int | None, picture: str | None, follow: bool) -> None:

@@ -91,6 +91,10 @@ class RunView:
         elif records:
             self._live.update(self._picture(), refresh=True)
 
+    def say(self, text: str) -> None:
+        """A line of its own, above the table."""
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
     def _picture(self) -> Group:
         rows = [cells(record) for record in self._rows]
         columns = fitting(rows, self._console.width)
@@ -154,6 +158,8 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
     if s.exchange_rates:
         text = ", ".join(f"{site} {megabytes(rate)}" for site, rate in s.exchange_rates.items())
         rows.append(("MB/s of a rank", f"{text} (waiting for others included)"))
+    if len(s.ends) > 1:
+        rows += [(f"attempt {attempt}", reason) for attempt, reason in sorted(s.ends.items())]
     return rows + [("note", note) for note in s.notes]
 
 

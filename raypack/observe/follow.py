@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import ray
 
+from raypack.observe.attempts import read_attempts, sentence
 from raypack.observe.console import RunView
 
 
 class Follower:
-    """Context manager: while it is open, every new record is shown, within `interval` seconds or so."""
+    """Context manager: while it is open, every new record is shown, within `interval` seconds or so.
 
-    def __init__(self, observer: Any, view: RunView, interval: float = 0.5, timeout: float = 10.0) -> None:
+    So is what happens to the worker groups, from the second on: the first one starts as everybody expects.
+    """
+
+    def __init__(
+        self, observer: Any, view: RunView, run_dir: Path, interval: float = 0.5, timeout: float = 10.0
+    ) -> None:
         """`observer` = the actor; `timeout` seconds for one answer of it, after which it is asked again."""
-        self._observer, self._view = observer, view
+        self._observer, self._view, self._run_dir = observer, view, run_dir
+        self._events = len(read_attempts(run_dir))
+        self._first = True
         self._interval, self._timeout = interval, timeout
         self._count = 0
         self._stop = threading.Event()
@@ -46,3 +55,9 @@ class Follower:
             count, records = ray.get(self._observer.since.remote(self._count), timeout=self._timeout)
             self._view.show(records)
             self._count = count
+        events = read_attempts(self._run_dir)[self._events :]
+        self._events += len(events)
+        for event in events:
+            if not self._first and (event.event, event.reason) != ("ended", "finished"):
+                self._view.say(sentence(event))
+            self._first = False

@@ -23,6 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.errors import RaypackError
+from raypack.observe.attempts import ends_of
 from raypack.observe.collector import Collector
 from raypack.observe.death import cause_of_death
 from raypack.observe.exporter import Endpoint, Exporter
@@ -140,7 +141,7 @@ class RunObserver:
             for sink in self._sinks:
                 sink.close()
             records = resolve(read_lines(self.run_dir / STEPS_FILE))
-            self._summary = summarise(records, self.run_name, stop_reason, self.notes)
+            self._summary = summarise(records, self.run_name, stop_reason, self.notes, ends_of(self.run_dir))
             replace_file(self.run_dir / SUMMARY_FILE, self._summary.to_json())
             self._endpoint.close()
             self._write_endpoint(serving=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from raypack.errors import RaypackError
@@ -52,7 +52,7 @@ def page(
             if plan
             else []
         ),
-        f"<h2>Attempts</h2>\n{_attempts(records)}",
+        f"<h2>Attempts</h2>\n{_attempts(records, summary.ends)}",
         f"<h2>Last steps</h2>\n{_last_steps(records)}",
     ]
     if config:
@@ -96,7 +96,7 @@ def _figures(made: Iterable[Plot]) -> str:
     return '<div class="plots">\n' + "\n".join(figures) + "\n</div>"
 
 
-def _attempts(records: Sequence[StepRecord]) -> str:
+def _attempts(records: Sequence[StepRecord], ends: Mapping[int, str]) -> str:
     by_attempt: dict[int, list[StepRecord]] = {}
     for record in records:
         by_attempt.setdefault(record.attempt, []).append(record)
@@ -108,10 +108,11 @@ def _attempts(records: Sequence[StepRecord]) -> str:
             str(each[-1].world),
             str(each[-1].nodes),
             f"{sum(record.seconds for record in each):,.1f}",
+            ends.get(attempt, ""),
         ]
         for attempt, each in sorted(by_attempt.items())
     ]
-    return _table(["attempt", "steps", "of them counted", "ranks", "nodes", "seconds"], rows)
+    return _table(["attempt", "steps", "of them counted", "ranks", "nodes", "seconds", "ended"], rows)
 
 
 def _last_steps(records: Sequence[StepRecord]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -32,6 +32,7 @@ class Summary(BaseModel):
     replayed_steps: int = Field(0, description="records that a later attempt replaced")
     incomplete_steps: int = Field(0, description="records that not all ranks reported, of all attempts")
     restarts: int = Field(0, description="attempts after the first")
+    ends: dict[int, str] = Field({}, description="why each attempt ended, where that is on file")
     worlds: list[int] = Field([], description="ranks, in the order of the attempts")
     first_loss: float | None = Field(None, description="of the first applied step")
     last_loss: float | None = Field(None, description="of the last applied step")
@@ -72,9 +73,13 @@ class Summary(BaseModel):
 
 
 def summarise(
-    records: Sequence[StepRecord], run: str = "", stop_reason: str = "", notes: Iterable[str] = ()
+    records: Sequence[StepRecord],
+    run: str = "",
+    stop_reason: str = "",
+    notes: Iterable[str] = (),
+    ends: Mapping[int, str] | None = None,
 ) -> Summary:
-    """Of resolved records (`steps.resolve`)."""
+    """Of resolved records (`steps.resolve`); `ends` as `attempts.ends_of`."""
     kept = [r for r in records if r.effective and r.sample_count > 0]
     losses = [r.loss for r in kept if r.applied and r.loss is not None]
     seconds = sum(r.seconds for r in kept)
@@ -86,6 +91,7 @@ def summarise(
         run=run,
         stop_reason=stop_reason,
         notes=list(notes),
+        ends=dict(ends or {}),
         steps=len(kept),
         last_step=kept[-1].step if kept else None,
         skipped_steps=sum(not r.applied for r in kept),

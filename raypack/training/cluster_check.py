@@ -168,6 +168,8 @@ def _places(config: Config, home: str) -> Iterator[tuple[str, str, str]]:
     """`(key, value, absolute path on the nodes)` of what every node must see; the path is empty where unknown."""
     yield "run.root", config.run.root, _resolve(config.run.root, home)
     yield "data.corpus", config.data.corpus, _resolve(config.data.corpus or "corpora", home)
+    if root := config.train.checkpoint_root:
+        yield "train.checkpoint_root", root, _resolve(root, home)
     if config.run.resume not in ("auto", "never"):
         yield "run.resume", config.run.resume, _resolve(config.run.resume, home)
 

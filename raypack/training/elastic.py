@@ -36,7 +36,7 @@ from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
 from raypack.config import Config
 from raypack.errors import Leaving, LostRank, RaypackError
-from raypack.training.attempts import AttemptLog
+from raypack.observe.attempts import AttemptLog
 from raypack.training.ending import causes_of, is_echo, reason_of
 from raypack.training.progress import Whereabouts, ask_to_leave, begin_attempt, whereabouts
 from raypack.training.storage import Store

@@ -21,18 +21,20 @@ from raypack.data.corpus import Corpus
 from raypack.data.default import default_corpus
 from raypack.data.stream import StreamCounts
 from raypack.errors import RaypackError
+from raypack.observe.attempts import last_reason
 from raypack.observe.console import RunView, summary_table
+from raypack.observe.death import cause_of_death
 from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
 from raypack.observe.steps import next_attempt
 from raypack.planning.planner import Planner
-from raypack.training.attempts import last_reason
 from raypack.training.cluster import address_of, connected
 from raypack.training.elastic import RunTrainer, WorkerGroups
 from raypack.training.ending import reason_of
 from raypack.training.loop import Job
 from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
-from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, write_config
+from raypack.training.preflight_storage import check_storage
+from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, resume_notes, write_config
 from raypack.training.start_watch import StartWatch
 from raypack.training.worker import WorkerSettings, train_worker
 
@@ -62,7 +64,7 @@ class Prepared:
             notes.append(f"nodes are simulated: topology.nodes = {list(nodes)} in place of the machines")
         if self.resume is not None:
             notes.append(f"resumed from {self.resume}")
-        return notes
+        return [*notes, *resume_notes(self.config)]
 
     @property
     def fates(self) -> dict[str, int]:
@@ -90,6 +92,7 @@ def launch(config: Config, console: Console | None = None) -> None:
         with connected(config):
             check_resources(config.topology)
             check_places(run.run_dir, run.corpus, config.timeouts.actor)
+            check_storage(config, run.run_dir, config.timeouts.actor)
             _train(run, console)
 
 
@@ -136,7 +139,7 @@ def _run_attempts(run: Prepared, observer: Any, console: Console) -> None:
     trainer = _trainer(WorkerSettings(job, planner, observer))
     view = RunView(console, config.run.steps, table=config.observe.table)
     watch = StartWatch(planner, attempt, config.topology.workers, config.timeouts.start)
-    with watch, Follower(observer, view):
+    with watch, Follower(observer, view, run.run_dir):
         failure = _fit(trainer)
     if failure is not None:
         (run.run_dir / FAILURE_FILE).write_text(f"{failure}\n", encoding="utf-8")
@@ -198,4 +201,4 @@ def _wait(asked: Any, timeout: float, what: str) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise RaypackError(f"{what}: {error.cause}") from None
     except ray.exceptions.RayError as error:
-        raise RaypackError(f"{what}: {str(error).splitlines()[0]}") from None
+        raise RaypackError(f"{what}: {cause_of_death(str(error))}") from None

@@ -22,6 +22,7 @@ from raypack.data.loader import load_rows
 from raypack.data.splits import training_stream
 from raypack.errors import Leaving, LostRank, RaypackError
 from raypack.model.stopwatch import Stopwatch
+from raypack.observe.attempts import AttemptLog
 from raypack.observe.record import RankReport
 from raypack.observe.trace import recording, write_trace
 from raypack.parallel.agreement import agree, digest_of
@@ -159,7 +160,8 @@ def _steps(run: Run, job: Job, seat: Seat) -> None:
 
 def _set_up(job: Job, seat: Seat) -> Run:
     config, topology, rank = job.config, seat.topology, dist.get_rank()
-    groups = Groups(topology, seat.device, config.timeouts.collective)
+    limit = config.timeouts.collective
+    groups = Groups(topology, seat.device, limit)
     corpus, identity = _same_everywhere(groups, job)
     parameters = build_parameters(config.model, config.train, config.run.seed, groups, seat.device)
     trainer = Trainer(
@@ -182,7 +184,7 @@ def _set_up(job: Job, seat: Seat) -> Run:
         """What a checkpoint makes final must be on record: a later attempt does not do it again."""
         seat.on_record(step - 1)
 
-    checkpoints = Checkpoints(trainer, store, config.train.checkpoint_keep, before_publish=recorded)
+    checkpoints = Checkpoints(trainer, store, config.train.checkpoint_keep, before_publish=recorded, timeout=limit)
     source = seat.plans(topology)
     return Run(config, Path(job.run_dir), topology, rank, corpus, trainer, source, store, checkpoints)
 
@@ -208,17 +210,24 @@ def _same_everywhere(groups: Groups, job: Job) -> tuple[Corpus, bytes]:
 
 def _start(run: Run, job: Job) -> tuple[int, StreamState]:
     """Step and stream state to begin at: a checkpoint's, or the run's start."""
-    first = run.trainer.attempt == job.first_attempt
+    attempt = run.trainer.attempt
     found: list[Any] = [None]
+    notes: list[str] = []
     trouble = None
     if run.rank == 0:
         try:
-            found[0] = job.resume if first else newest(run.store)[0] or job.resume
+            found[0] = job.resume
+            if attempt != job.first_attempt:
+                own, notes = newest(run.store)
+                found[0] = own or job.resume
         except RaypackError as error:
             trouble = str(error)
     agree(run.host, bytes(32), "where to go on", trouble)
     if run.host is not None:
         dist.broadcast_object_list(found, src=0, group=run.host)
+    if run.rank == 0 and (found[0] or attempt != job.first_attempt):
+        goes_on = "; ".join([found[0] or "the run's start", *notes])
+        AttemptLog(run.run_dir).add("resumed", attempt, reason=goes_on)
     if not found[0]:
         return 0, training_stream(run.corpus, run.config.data).start
     state = load(run.trainer, found[0])

@@ -1,7 +1,7 @@
 """`attempts.jsonl`: one line for each thing that happened to the worker groups of a run, only ever appended to.
 
-The controller writes it, beside the records, on the driver's node; it says when a group started, at what size, when and
-why it ended, and what the ranks were doing then.
+The controller writes it, and rank 0 what it goes on from, beside the records: when a group started, at what size, when
+and why it ended, and what the ranks were doing then.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from raypack.config import Section
 ATTEMPTS_FILE = "attempts.jsonl"
 
 
-class AttemptEvent(Section):
-    """`time` in seconds since the epoch; `world` = ranks; `reason` and `ranks` (where they were) where it ended."""
+Kind = Literal["started", "resumed", "asked", "ended"]
 
-    event: Literal["started", "ended", "asked"]
+
+class AttemptEvent(Section):
+    """`time` in seconds since the epoch; `world` = ranks; `reason` = why it ended or was asked to leave, or the
+    checkpoint that it goes on from; `ranks` = where they were when it ended."""
+
+    event: Kind
     attempt: int
     time: float
     world: int = 0
@@ -37,7 +41,7 @@ class AttemptLog:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / ATTEMPTS_FILE
 
-    def add(self, event: Literal["started", "ended", "asked"], attempt: int, **more: Any) -> None:
+    def add(self, event: Kind, attempt: int, **more: Any) -> None:
         line = AttemptEvent(event=event, attempt=attempt, time=time.time(), **more).model_dump_json()
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -46,6 +50,22 @@ class AttemptLog:
 def read_attempts(run_dir: str | Path) -> list[AttemptEvent]:
     """The events of a run in their order; none where it left no file. Lines that are no event are passed over."""
     return list(_events(Path(run_dir) / ATTEMPTS_FILE))
+
+
+def ends_of(run_dir: str | Path) -> dict[int, str]:
+    """Why each attempt ended, as far as it is on file."""
+    return {event.attempt: event.reason for event in read_attempts(run_dir) if event.event == "ended"}
+
+
+def sentence(event: AttemptEvent) -> str:
+    """What a person who watches the run reads."""
+    if event.event == "started":
+        return f"attempt {event.attempt} starts with {event.world} ranks"
+    if event.event == "resumed":
+        return f"attempt {event.attempt} goes on from {event.reason}"
+    if event.event == "asked":
+        return f"attempt {event.attempt} saves and leaves: {event.reason}"
+    return f"attempt {event.attempt} ended: {event.reason}"
 
 
 def last_reason(run_dir: str | Path) -> str:
