@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.baselines import lasp1, linear_ring, ring
+from benchmarks.baselines import lasp1, lasp1_published, linear_ring, ring
 from benchmarks.baselines.neighbours import Ring
 from raypack.model import reference
 
@@ -36,7 +36,7 @@ def baseline_on_rank(rank: int, world: int, method: str, decay: str) -> dict[str
     if method == "ring":
         out = ring.attention(q, k, v, counted)
     else:
-        module = {"lasp1": lasp1, "linear_ring": linear_ring}[method]
+        module = {"lasp1": lasp1, "lasp1_published": lasp1_published, "linear_ring": linear_ring}[method]
         grouped = q.unflatten(1, (KV_HEADS, HEADS // KV_HEADS))
         out = module.attention(grouped, k, v, decay_of(decay), counted, 4).flatten(1, 2)
     grads = torch.autograd.grad((out * parts["weight"]).sum(), (q, k, v))
@@ -58,7 +58,10 @@ def oracle(method: str, decay: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("method", "decay"),
-    [("lasp1", "none"), ("lasp1", "head"), ("linear_ring", "none"), ("linear_ring", "head"), ("ring", "none")],
+    [
+        *((method, decay) for method in ("lasp1", "lasp1_published", "linear_ring") for decay in ("none", "head")),
+        ("ring", "none"),
+    ],
 )
 def test_every_baseline_gives_the_outputs_and_gradients_of_the_oracle(pool, method, decay):
     right = oracle(method, decay)
@@ -71,9 +74,10 @@ def test_every_baseline_gives_the_outputs_and_gradients_of_the_oracle(pool, meth
 def test_baselines_count_what_they_send(pool):
     """LASP-1: a state a hop; rings: every shard's K and V, and their gradients, past every rank."""
     state, shard = KV_HEADS * DIM * DIM * 8, 2 * TOKENS // RANKS * KV_HEADS * DIM * 8
-    results = pool.run(RANKS, baseline_on_rank, "lasp1", "none")
-    assert [r["sent"] for r in results] == [state, 2 * state, 2 * state, state]
-    assert {r["steps"] for r in results} == {2 * (RANKS - 1)}
+    for method in ("lasp1", "lasp1_published"):
+        results = pool.run(RANKS, baseline_on_rank, method, "none")
+        assert [r["sent"] for r in results] == [state, 2 * state, 2 * state, state]
+        assert {r["steps"] for r in results} == {2 * (RANKS - 1)}
     for method in ("linear_ring", "ring"):
         results = pool.run(RANKS, baseline_on_rank, method, "none")
         assert {r["steps"] for r in results} == {RANKS - 1 + RANKS}
