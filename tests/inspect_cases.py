@@ -9,6 +9,7 @@ from pathlib import Path
 import tomli_w
 
 from raypack.config import Config, build
+from raypack.observe.attempts import AttemptLog
 from raypack.observe.observer import RunObserver
 from raypack.observe.record import RankReport
 from tests.observe_cases import FACTS
@@ -32,10 +33,12 @@ def write_run(run_dir: Path, steps: int = 40, finish: str = "finished", loss: fl
     observer._collector._clock = lambda: 1.7e9 + 30.0 * next(clock)
     for attempt, world in enumerate(WORLDS):
         observer.begin(attempt, world)
+        AttemptLog(run_dir).add("started", attempt, world=world)
         first, end = (0, steps) if attempt == 0 else (steps - 10, steps + 20)
         for step in range(first, end):
             for rank in range(world):
                 observer.report(_report(rank, step, attempt, world, loss))
+        AttemptLog(run_dir).add("ended", attempt, reason="rank 3 died" if attempt == 0 else "finished")
     if finish:
         observer.finish(finish)
     return observer

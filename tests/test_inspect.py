@@ -107,9 +107,8 @@ def test_every_plot_is_there_with_its_axes_and_legends(page: Text) -> None:
 
 
 def test_the_page_lists_attempts_last_steps_and_the_configuration(page: Text) -> None:
-    assert re.search(
-        r"attempt steps of them counted ranks nodes seconds 0 0 to 39 30 8 2 .* 1 30 to 59 30 4 1 ", page.text
-    )
+    heads = "attempt steps of them counted ranks nodes seconds ended"
+    assert re.search(heads + r" 0 0 to 39 30 8 2 [\d.]+ rank 3 died 1 30 to 59 30 4 1 ", page.text)
     assert "59 (attempt 1)" in page.text
     assert 'name = "two-attempts"' in page.text
 

@@ -12,6 +12,8 @@ from raypack.config import Config, RunSection
 from raypack.errors import RaypackError
 from raypack.parallel.places import topology_of
 from raypack.parallel.topology import Block
+from raypack.planning.plan import StreamState
+from raypack.training.checkpoint_state import RunState
 from raypack.training.preflight import workers_that_fit
 from raypack.training.rundir import JOB_MARK, absolute, held, resolve_run, write_config
 
@@ -72,10 +74,24 @@ def test_a_directory_with_records_is_another_run_unless_resumed(tmp_path: Path) 
     (tmp_path / "r" / "steps.jsonl").touch()
     with pytest.raises(RaypackError, match="holds a run already"):
         resolve_run(config(tmp_path))
-    with pytest.raises(RaypackError, match="no complete checkpoint"):
+    assert resolve_run(config(tmp_path, resume="auto")) == (tmp_path / "r", None)  # it had saved nothing yet
+    (tmp_path / "r" / "checkpoints" / "step-00000050").mkdir(parents=True)
+    with pytest.raises(RaypackError, match=r"no complete checkpoint.*step-00000050, which is damaged"):
         resolve_run(config(tmp_path, resume="auto"))
     with pytest.raises(RaypackError, match="no checkpoint directory"):
         resolve_run(config(tmp_path, resume=str(tmp_path / "none")))
+
+
+def test_a_run_never_goes_back_behind_checkpoints_that_a_restart_would_take(tmp_path: Path) -> None:
+    for step in (10, 20):
+        folder = tmp_path / "r" / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(RunState(step, StreamState(0, 0, 0), "m", "c").to_json())
+    older, newest = (str(tmp_path / "r" / "checkpoints" / f"step-{step:08d}") for step in (10, 20))
+    assert resolve_run(config(tmp_path, resume=newest)) == (tmp_path / "r", newest)
+    with pytest.raises(RaypackError, match=r"has checkpoints of its own, up to .*step-00000020"):
+        resolve_run(config(tmp_path, resume=older))
+    assert resolve_run(config(tmp_path, name="other", resume=older)) == (tmp_path / "other", older)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden"])

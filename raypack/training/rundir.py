@@ -53,17 +53,21 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
         return run_dir, None
     if resume == "auto":
         found, notes = newest(Store.of(config, run_dir))
-        if found is None and used:
+        if found is None and notes:  # what there was is lost: nobody wants that to look like a fresh start
             raise RaypackError(
                 "; ".join([f"{run_dir} has records but no complete checkpoint: give another --run.name", *notes])
             )
         return run_dir, found
-    if is_url(resume):
-        return run_dir, resume
-    folder = absolute(resume)
-    if not folder.is_dir():
-        raise RaypackError(f"run.resume = {resume!r}: no checkpoint directory {folder}; use auto, never, a path or URL")
-    return run_dir, str(folder)
+    given = resume if is_url(resume) else str(absolute(resume))
+    if not is_url(resume) and not Path(given).is_dir():
+        raise RaypackError(f"run.resume = {resume!r}: no checkpoint directory {given}; use auto, never, a path or URL")
+    own, _ = newest(Store.of(config, run_dir))
+    if own is not None and own.rstrip("/") != given.rstrip("/"):
+        raise RaypackError(
+            f"run.resume = {resume!r}: {run_dir} has checkpoints of its own, up to {own}, from which it would go on "
+            "when it loses a worker: give another --run.name"
+        )
+    return run_dir, given
 
 
 def resume_notes(config: Config) -> list[str]:
