@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.baselines.neighbours import Passing, Ring
+from raypack.parallel.collect import all_gather
 
 
 def work_for(x: Tensor, seconds: float, least: float = 0.0) -> Tensor:
@@ -29,6 +31,53 @@ class _Work(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         time.sleep(ctx.seconds)
         return grad, None, None
+
+
+def gathered(x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
+    """`x` after an all-gather of `size` bf16 numbers of each rank; its gradient after the sums' way back."""
+    return _Gathered.apply(x, size, group, latency)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
+        ctx.size, ctx.group, ctx.latency = size, group, latency
+        parts = torch.empty(size * dist.get_world_size(group), dtype=torch.bfloat16)
+        all_gather(parts, torch.zeros(size, dtype=torch.bfloat16), group=group)
+        time.sleep(latency)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        _swap(ctx.size * dist.get_world_size(ctx.group), ctx.group)  # each rank's keys' gradients to their owner
+        time.sleep(ctx.latency)
+        return grad, None, None, None
+
+
+def swapped(x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
+    """`x` after an all-to-all in which each rank sends `size` bf16 numbers, evenly; its gradient after another."""
+    return _Swapped.apply(x, size, group, latency)
+
+
+class _Swapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
+        ctx.size, ctx.group, ctx.latency = size, group, latency
+        _swap(size, group)
+        time.sleep(latency)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        _swap(ctx.size, ctx.group)
+        time.sleep(ctx.latency)
+        return grad, None, None, None
+
+
+def _swap(size: int, group: dist.ProcessGroup) -> None:
+    world = dist.get_world_size(group)
+    sent = torch.zeros(size // world * world, dtype=torch.bfloat16)
+    dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
 
 
 @dataclass

@@ -6,6 +6,9 @@ here, and messages have 1 / SHARE of the model's bytes over links that are as mu
 proportion. A message also sleeps the cluster's latency, besides what gloo needs; LASP-2 hides its own behind the work
 inside the shard.
 
+Then `LLLF`: three LASP-2 layers and a full one, which gathers K and V (LASP-2H: the last rank's queries have the most
+keys) or exchanges heads (Ulysses). Nobody has published that figure; seconds of the four layers.
+
 The model has the sizes of a Llama 3 of 1B parameters, all layers linear, with a fixed decay: width 2048, 32 heads and 8
 KV heads of 64, feed-forward 8192. 32K tokens a rank and less; forward and backward of two layers. `gain` = how much
 faster LASP-2 is; published (64 GPUs, 2048K tokens): +15.2 % over LASP-1, +36.6 % over ring attention. LASP-1 stands
@@ -44,26 +47,30 @@ MODEL = ModelConfig(
 SCALE, SHARE, LAYERS = 200.0, 64, 2
 CASES = (((4, 4), (2048, 8192, 32_768)),)
 QUICK_CASES = (((2, 2), (2048,)),)
-METHODS = ("LASP-2", "LASP-1", "LASP-1, its authors' order", "ring of K, V")
+METHODS = ("LASP-2", "LASP-1", "LASP-1 in order", "ring of K, V")
+HYBRIDS = ("LLLF, LASP-2H", "LLLF, Ulysses")
 TIMEOUT_SECONDS = 1200
 
 
 @dataclass(frozen=True)
 class Times:
     """Forward seconds of one rank and layer, as slept: everything but the recurrence; a shard's state; what is inside
-    shards; what an entering state adds. A backward takes twice as long."""
+    shards; what an entering state adds; all causal pairs of the document, on one rank. Backward: twice as long."""
 
     dense: float
     state: float
     inside: float
     enter: float
+    full: float
 
     @staticmethod
-    def of(rows: int) -> Times:
-        each, model = token_flops(MODEL), MODEL
-        scale = rows * SCALE / Costs(model, load_cluster("h100-8x8")).matmul_rate
+    def of(rows: int, world: int) -> Times:
+        each, model, cluster = token_flops(MODEL), MODEL, load_cluster("h100-8x8")
+        scale, tokens = rows * SCALE / Costs(model, cluster).matmul_rate, rows * world
         state, enter = 2 * model.kv_heads * model.head_dim**2, 2 * model.heads * model.head_dim**2
-        return Times(each.layer * scale, state * scale, (each.chunk + state + enter) * scale, enter * scale)
+        full = 4 * model.heads * model.head_dim * tokens * (tokens + 1) / 2
+        full *= SCALE / (cluster.attention_share * cluster.peak_flops)
+        return Times(each.layer * scale, state * scale, (each.chunk + state + enter) * scale, enter * scale, full)
 
 
 def main(quick: bool) -> None:
@@ -72,16 +79,22 @@ def main(quick: bool) -> None:
         Console().print(f"skipped: {reason}")
         return
     table = Table(title="Linear model on simulated nodes, compute emulated, forward and backward")
-    for column in ("nodes", "tokens", "method", "seconds a layer", "in the model, ms", "gain of LASP-2"):
-        table.add_column(column, justify="left" if column in ("nodes", "method") else "right")
+    for column in ("nodes", "method"):
+        table.add_column(column)
+    for column in ("tokens", "seconds", "in the model, ms", "tokens/s in the model", "gain of the first"):
+        table.add_column(column, justify="right")
     for nodes, sizes in QUICK_CASES if quick else CASES:
         for rows, found in _on_nodes(nodes, sizes, 1 if quick else 3).items():
-            for method, seconds in found.items():
-                gain = "" if method == METHODS[0] else f"{seconds / found[METHODS[0]] - 1:+.1%}"
-                table.add_row(
-                    f"{len(nodes)} x {nodes[0]}", f"{rows * sum(nodes):,}", method, f"{seconds:.3f}",
-                    f"{seconds / SCALE * 1e3:.2f}", gain, end_section=method == METHODS[-1],
-                )  # fmt: skip
+            tokens = rows * sum(nodes)
+            for methods in (METHODS, HYBRIDS):
+                for method in methods:
+                    seconds = found[method]
+                    gain = "" if method == methods[0] else f"{seconds / found[methods[0]] - 1:+.1%}"
+                    table.add_row(
+                        f"{len(nodes)} x {nodes[0]}", method, f"{tokens:,}", f"{seconds:.3f}",
+                        f"{seconds / SCALE * 1e3:.2f}", f"{tokens * SCALE / seconds:,.0f}", gain,
+                        end_section=method == methods[-1],
+                    )  # fmt: skip
     Console().print(table)
 
 
@@ -145,12 +158,12 @@ def _rank(rank: int, work: dict[str, Any]) -> None:
                 x = torch.zeros((), requires_grad=True)
                 dist.barrier()
                 started = time.perf_counter()
-                y = x
-                for _ in range(LAYERS):
+                y, count = x, 1 if method in HYBRIDS else LAYERS
+                for _ in range(count):
                     y = layer(y)
                 y.backward()
                 dist.barrier()
-                times.append((time.perf_counter() - started) / LAYERS)
+                times.append((time.perf_counter() - started) / count)
             results.setdefault(rows, {})[method] = statistics.median(times[1:])
     if rank == 0:
         Path(work["out"]).write_text(json.dumps(results), encoding="utf-8")
@@ -159,12 +172,12 @@ def _rank(rank: int, work: dict[str, Any]) -> None:
 
 
 def _methods(rows: int, rank: int, topology: Topology) -> dict[str, Callable[[Any], Any]]:
-    """One layer of each method: a 0-dim tensor in, one out."""
+    """One layer of each method, four of a hybrid: a 0-dim tensor in, one out."""
     import torch
     import torch.distributed as dist
 
     from benchmarks.baselines import lasp1, lasp1_published
-    from benchmarks.emulate import RingOfKeys, SlowRing, work_for
+    from benchmarks.emulate import RingOfKeys, SlowRing, gathered, swapped, work_for
     from raypack.parallel.layout import Layout
     from raypack.parallel.ledger import Ledger
     from raypack.parallel.state import plan_states
@@ -172,7 +185,7 @@ def _methods(rows: int, rank: int, topology: Topology) -> dict[str, Callable[[An
     from raypack.parallel.wire import Wire
     from raypack.planning.plan import Placement, Round
 
-    whole, times = Block(0, topology.world), Times.of(rows)
+    whole, times = Block(0, topology.world), Times.of(rows, topology.world)
     tokens = rows * topology.world
     layout = Layout(Round((Placement(0, tokens, whole, whole, 0),)), topology, rank)
     plan = plan_states(layout, rank, layout.segments(rank))
@@ -206,7 +219,25 @@ def _methods(rows: int, rank: int, topology: Topology) -> dict[str, Callable[[An
         inner = work_for(work_for(x, times.dense), times.inside)
         return work_for(RingOfKeys.apply(inner, keys, times.state, ring), times.enter)
 
-    return dict(zip(METHODS, (lasp2, lasp_1, lasp_1_published, ring_of_keys), strict=True))
+    group, late = dist.group.WORLD, latencies[len(topology.nodes) > 1]
+    kv = 2 * rows * MODEL.kv_heads * MODEL.head_dim // SHARE
+    heads = rows * (MODEL.heads + 2 * max(MODEL.kv_heads, topology.world)) * MODEL.head_dim // SHARE
+    outputs = rows * MODEL.heads * MODEL.head_dim // SHARE
+    pairs = times.full * (2 * rank + 1) / topology.world**2  # of the queries in this rank's shard
+
+    def full_gathered(x: Any) -> Any:
+        return work_for(gathered(work_for(x, times.dense), kv, group, late), pairs)
+
+    def full_exchanged(x: Any) -> Any:
+        x = swapped(work_for(x, times.dense), heads, group, late)
+        return swapped(work_for(x, times.full / topology.world), outputs, group, late)
+
+    def hybrid(full: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: full(lasp2(lasp2(lasp2(x))))
+
+    names = (*METHODS, *HYBRIDS)
+    made = (lasp2, lasp_1, lasp_1_published, ring_of_keys, hybrid(full_gathered), hybrid(full_exchanged))
+    return dict(zip(names, made, strict=True))
 
 
 if __name__ == "__main__":
