@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 
 from raypack.planning.balance import balanced_tables
+from raypack.planning.few import improve_few, is_few
 from raypack.planning.fill import fill, share
 from raypack.planning.greedy import cheapest_within, list_schedule
 from raypack.planning.neighbours import finish, idlest, values
@@ -48,7 +49,9 @@ def joint_table(problem: Problem, bases: list[Table]) -> Table:
         seconds = problem.judge(table)
         if seconds < best_seconds:
             best, best_seconds = table, seconds
-    if worth_searching(problem):
+    if worth_searching(problem) and is_few(problem):
+        best = improve_few(problem, best)
+    elif worth_searching(problem):
         best, _ = refine(problem, best, partial(free, equal=False))
     return best
 

@@ -87,8 +87,8 @@ def profile(topology: Topology, costs: Costs, recompute: str, parent: Block, chi
     out[PER_TOKEN, SPARSE_HELD, inside] = below.into / costs.held_heads * (costs.sparse_layers > 0)
     out[PER_PAIR, FULL] = costs.full_layers * attention * above.share
     scale = costs.head_bytes * passes.exchange / rates[:, None]
-    out[PER_TOKEN, EXCHANGE] = costs.full_layers * scale * _sides(topology, costs, parent, child)
-    sparse = (costs.sparse_layers * scale * _sides(topology, costs, child, child)).max(axis=0)
+    out[PER_TOKEN, EXCHANGE] = costs.full_layers * scale * sides(topology, parent, child, above.into + above.queries)
+    sparse = (costs.sparse_layers * scale * sides(topology, child, child, below.into + below.queries)).max(axis=0)
     out[PER_TOKEN, CHEAP, inside] = costs.token_seconds(recompute) / child.width + sparse
     out[PER_WINDOW_PAIR, CHEAP, inside] = costs.sparse_layers * attention * below.share
     if child.width > 1:
@@ -96,26 +96,25 @@ def profile(topology: Topology, costs: Costs, recompute: str, parent: Block, chi
     return out
 
 
-def _sides(topology: Topology, costs: Costs, block: Block, child: Block) -> np.ndarray:
-    """Heads a token that every rank of `block` moves in one in and one out exchange of a layer: [4, width].
+def sides(topology: Topology, block: Block, child: Block, heads: np.ndarray) -> np.ndarray:
+    """Heads a token that every rank of `block` moves in a layer's exchange of `heads` [width] a rank: [4, width].
 
-    Tokens' side intra, heads' side intra, tokens' side inter, heads' side inter.
+    Tokens' side intra, heads' side intra, tokens' side inter, heads' side inter. The exchange in moves Q, K and V, the
+    one out moves queries; for both together `heads` is their sum.
     """
-    weights = costs.weights("ulysses", block.width)
     node = grid(topology).node[block.first : block.end]
     node = node - node[0]
     own = np.zeros(block.width)
     own[child.first - block.first : child.end - block.first] = 1 / child.width
-    both = weights.into + weights.queries
 
     def on_node(values: np.ndarray) -> np.ndarray:
         return np.bincount(node, values)[node]
 
     return np.stack(
         [
-            own * (on_node(both) - both),
-            both * (on_node(own) - own),
-            own * (both.sum() - on_node(both)),
-            both * (1 - on_node(own)),
+            own * (on_node(heads) - heads),
+            heads * (on_node(own) - own),
+            own * (heads.sum() - on_node(heads)),
+            heads * (1 - on_node(own)),
         ]
     )
