@@ -10,6 +10,7 @@ Written against Ray 2.60: the callback, scaling and failure classes are Ray Trai
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -45,6 +46,8 @@ ANSWER_SECONDS = 3.0
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 2.0
 PROBES_AT_ONCE = 32
+# A start that fails later than this after one that failed, and may take, belongs to another row of failures.
+START_AGAIN_SECONDS = 120.0
 
 
 class WorkerGroups(ControllerCallback, WorkerGroupCallback):
@@ -64,7 +67,10 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
         self._attempt += 1
         self._group, self._asked, self._ended = worker_group, False, False
         limit = self._config.timeouts.actor
-        ray.get(worker_group.execute_async(begin_attempt, self._attempt), timeout=limit)
+        try:
+            ray.get(worker_group.execute_async(begin_attempt, self._attempt), timeout=limit)
+        except ray.exceptions.GetTimeoutError:
+            raise WorkerGroupStartupFailedError(f"workers did not answer within timeouts.actor = {limit:g} s") from None
         self._observer.begin.remote(self._attempt, len(worker_group))
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:
@@ -144,7 +150,7 @@ class RunFailures(FailurePolicy):  # type: ignore[misc]
         super().__init__(failure_config)
         self._config, self._run_dir = config, run_dir
         self._failures, self._step = 0, -1
-        self._starting_since: float | None = None
+        self._first_start = self._last_start = -math.inf  # failed starts, one right after the other
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         if isinstance(training_failed_error, PreemptionError):
@@ -152,17 +158,17 @@ class RunFailures(FailurePolicy):  # type: ignore[misc]
         if isinstance(training_failed_error, ControllerError):
             return self._of_controller(training_failed_error)
         if isinstance(training_failed_error, WorkerGroupError):
-            self._starting_since = None
             return self._of_workers(training_failed_error)
         return FailureDecision.RAISE
 
     def _of_controller(self, error: ControllerError) -> FailureDecision:
         if not isinstance(error.controller_failure, WorkerGroupStartupFailedError | WorkerGroupStartupTimeoutError):
             return FailureDecision.RAISE
-        now = time.monotonic()
-        self._starting_since = self._starting_since or now
-        waited = now - self._starting_since
-        return FailureDecision.RETRY if waited < self._config.timeouts.nodes else FailureDecision.RAISE
+        now, limits = time.monotonic(), self._config.timeouts
+        if now - self._last_start > limits.start + START_AGAIN_SECONDS:
+            self._first_start = now
+        self._last_start = now
+        return FailureDecision.RETRY if now - self._first_start < limits.nodes else FailureDecision.RAISE
 
     def _of_workers(self, error: WorkerGroupError) -> FailureDecision:
         causes = [cause for failure in error.worker_failures.values() for cause in causes_of(failure)]
@@ -216,7 +222,7 @@ class NodesInReach(ElasticScalingPolicy):  # type: ignore[misc]
             self._short_since = None
             return decision
         now = time.monotonic()
-        self._short_since = self._short_since or now
+        self._short_since = now if self._short_since is None else self._short_since
         if now - self._short_since > self._wait_seconds:
             raise RaypackError(
                 f"waited timeouts.nodes = {self._wait_seconds:g} s for nodes that hold topology.workers_min = "
