@@ -1,7 +1,9 @@
 """The exact optimum of tiny planning problems by OR-Tools CP-SAT: the planner's oracle (tests and benchmarks).
 
-The model is the search's view of the cost (`planning.profiles`): loads add up per round and rank, a pack takes its
-largest full, cheap and exchange parts, and starts when the last of its ranks is free. Times are integers, scaled.
+The model is `evaluate`'s under sync = step, but for rounding to tokens (`planning.exact` has the loads, and a test
+compares them): loads add up per round and rank, each of a layer's two exchanges takes the largest of its four sides
+on a rank, a pack takes its largest full, cheap and exchange parts and starts when the last of its ranks is free. Times
+are integers, scaled.
 """
 
 from __future__ import annotations
@@ -14,22 +16,20 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from raypack.parallel.topology import Block
-from raypack.planning.neighbours import finish
+from raypack.planning.exact import CHEAP, FULL, FULL_IN, FULL_OUT, SPARSE_HELD, SPARSE_IN, SPARSE_OUT, Places
 from raypack.planning.problem import Problem
-from raypack.planning.profiles import CHEAP, EXCHANGE, FULL, SPARSE_HELD
-from raypack.planning.state import State
 from raypack.planning.table import Table
 
 STEPS = 1_000_000
 """Integer steps of the area bound, and of the cap."""
 
-Place = tuple[int, int, int, int]
-"""(sample, round, shape, pair)."""
+Place = tuple[int, int, int]
+"""(sample, round, place)."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """`seconds` of the best plan found, `floor` = proven lower bound, both in the search's view of the cost."""
+    """`seconds` of the best plan found, `floor` = proven lower bound, both as if tokens divided evenly."""
 
     seconds: float
     floor: float
@@ -37,9 +37,13 @@ class Optimum:
     table: Table
 
 
-def additive_seconds(problem: Problem, table: Table) -> float:
-    """Seconds of a plan in the search's view of the cost (sync = step)."""
-    return float(finish(State.of(problem, table, table.rounds)).max())
+def even_seconds(problem: Problem, table: Table) -> float:
+    """Seconds of a plan as if every sample's tokens divided evenly over its child (sync = step)."""
+    places = Places(problem)
+    plans = places.empty(table.rounds)
+    for sample, (number, place) in enumerate(zip(table.round, places.of(table), strict=True)):
+        plans = places.put(plans, sample, np.array([number]), np.array([place]))
+    return float(places.price(plans).seconds[0])
 
 
 def solve(problem: Problem, rounds: int, seconds: float, hint: Table | None = None, workers: int = 2) -> Optimum:
@@ -53,24 +57,19 @@ def solve(problem: Problem, rounds: int, seconds: float, hint: Table | None = No
     solver.parameters.random_seed = 0
     status = solver.solve(oracle.model)
     if status == cp_model.UNKNOWN and hint is not None:  # out of time before it had even taken over the hint
-        return Optimum(additive_seconds(problem, hint), solver.best_objective_bound / oracle.scale, False, hint)
+        return Optimum(even_seconds(problem, hint), solver.best_objective_bound / oracle.scale, False, hint)
     assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
-    for place, variable in oracle.places.items():
-        if solver.value(variable):
-            oracle.state.put(place[0], place[1:])
-    return Optimum(
-        float(finish(oracle.state).max()),
-        solver.best_objective_bound / oracle.scale,
-        status == cp_model.OPTIMAL,
-        oracle.state.table(),
-    )
+    chosen = np.array([place for place, variable in oracle.places.items() if solver.value(variable)])
+    table = oracle.costed.table(chosen[:, 1], chosen[:, 2])
+    floor = solver.best_objective_bound / oracle.scale
+    return Optimum(even_seconds(problem, table), floor, status == cp_model.OPTIMAL, table)
 
 
 class _Oracle:
     def __init__(self, problem: Problem, rounds: int) -> None:
         self.problem, self.rounds = problem, rounds
         self.model = cp_model.CpModel()
-        self.state = State(problem, rounds)
+        self.costed = Places(problem)
         self.scale = STEPS / problem.bounds.area
         self.world, self.blocks = problem.topology.world, problem.topology.blocks
         self.places: dict[Place, Any] = {}
@@ -84,45 +83,41 @@ class _Oracle:
 
     def _place(self, sample: int) -> None:
         """One place for the sample; what it adds to every rank there."""
-        problem, mine = self.problem, []
-        fits = problem.shapes.fits(problem.lengths[sample : sample + 1])[0]
-        for shape in np.flatnonzero(fits).tolist():
-            pairs = problem.pairs(shape)
-            for pair in range(len(pairs.child_first)):
-                top = Block(int(pairs.parent_first[pair]), pairs.parent_width)
-                low = Block(int(pairs.child_first[pair]), pairs.child_width)
-                load = np.tensordot(self.state.amounts[sample], pairs.stack[pairs.profile[pair]], axes=1)
-                for k in range(self.rounds):
-                    here = self.model.new_bool_var(f"{sample}{k}{shape}{pair}")
-                    self.model.add_implication(here, self.parent[k, top])
-                    self.model.add_implication(here, self.child[k, low])
-                    self._add(k, top.first, load, here)
-                    self.places[sample, k, shape, pair] = here
-                    mine.append(here)
+        costed, mine = self.costed, []
+        fits = self.problem.shapes.fits(self.problem.lengths[sample : sample + 1])[0]
+        for place in np.flatnonzero(fits[costed.shape]).tolist():
+            top, low = self.blocks[costed.parent[place]], self.blocks[costed.child[place]]
+            for k in range(self.rounds):
+                here = self.model.new_bool_var(f"{sample}.{k}.{place}")
+                self.model.add_implication(here, self.parent[k, top])
+                self.model.add_implication(here, self.child[k, low])
+                self._add(k, costed.load[sample, place], here)
+                self.places[sample, k, place] = here
+                mine.append(here)
         self.model.add_exactly_one(mine)
 
-    def _add(self, k: int, first: int, load: np.ndarray, here: Any) -> None:
-        for row in range(EXCHANGE.stop):
+    def _add(self, k: int, load: np.ndarray, here: Any) -> None:
+        for row, rank in np.argwhere(load).tolist():
             unit = STEPS / self.problem.cap if row <= SPARSE_HELD else self.scale
-            for at in np.flatnonzero(load[row]).tolist():
-                self.terms[k, row, first + at].append((here, round(float(load[row, at]) * unit)))
+            self.terms[k, row, rank].append((here, round(float(load[row, rank]) * unit)))
 
     def _sum(self, k: int, row: int, rank: int) -> Any:
         return sum(here * amount for here, amount in self.terms[k, row, rank])
 
     def _times(self) -> None:
-        model, horizon = self.model, 8 * STEPS
-        each = [(k, r) for k in range(self.rounds) for r in range(self.world)]
-        full, cheap, exchange, start = (
-            {key: model.new_int_var(0, horizon, f"{name}{key}") for key in each} for name in "fcxs"
-        )
+        model, each = self.model, [(k, r) for k in range(self.rounds) for r in range(self.world)]
+        full, cheap, exchange, start = (self._variables(name, each) for name in "fcxs")
+        sides = {rows.start: self._largest(rows, each) for rows in (FULL_IN, FULL_OUT, SPARSE_IN, SPARSE_OUT)}
         ends: dict[tuple[int, int], Any] = {}
         for k, r in each:
             for row in range(SPARSE_HELD + 1):
                 model.add(self._sum(k, row, r) <= STEPS + len(self.problem.lengths))
-            model.add(full[k, r] >= self._sum(k, FULL, r))
-            self._with_latency(k, r, cheap[k, r], [CHEAP], self.child, full=False)
-            self._with_latency(k, r, exchange[k, r], list(range(EXCHANGE.start, EXCHANGE.stop)), self.parent, full=True)
+            model.add(full[k, r] >= self._sum(k, FULL, r) + self._launches(k, r, self.parent, full=True))
+            narrow = sides[SPARSE_IN.start][k, r] + sides[SPARSE_OUT.start][k, r]
+            narrow += self._sum(k, CHEAP, r) + self._launches(k, r, self.child, full=False)
+            self._with_latency(k, r, cheap[k, r], narrow, self.child, full=False)
+            wide = sides[FULL_IN.start][k, r] + sides[FULL_OUT.start][k, r]
+            self._with_latency(k, r, exchange[k, r], wide, self.parent, full=True)
             busy = model.new_bool_var(f"busy{k}.{r}")
             for block in self.blocks:
                 if block.holds(r):
@@ -135,27 +130,45 @@ class _Oracle:
             for r in range(block.first, block.end - 1):
                 for variables in (full, cheap, exchange, start):
                     model.add(variables[k, r] == variables[k, r + 1]).only_enforce_if(used)
-        self._objective([ends[self.rounds - 1, r] for r in range(self.world)])
+        spent = [sum(part[key] for part in sides.values()) for key in each]
+        self._objective([ends[self.rounds - 1, r] for r in range(self.world)], spent)
+
+    def _variables(self, name: str, each: list[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        return {key: self.model.new_int_var(0, 8 * STEPS, f"{name}{key}") for key in each}
+
+    def _largest(self, rows: slice, each: list[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        """Seconds of one exchange on every (round, rank): at least each of its sides."""
+        found = self._variables(f"side{rows.start}.", each)
+        for (k, r), variable in found.items():
+            for row in range(rows.start, rows.stop):
+                if self.terms[k, row, r]:
+                    self.model.add(variable >= self._sum(k, row, r))
+        return found
+
+    def _launches(self, k: int, rank: int, used: dict[tuple[int, Block], Any], *, full: bool) -> Any:
+        """Seconds of the attention calls of a rank: one a block in use, layer and pass."""
+        costs = self.problem.costs
+        layers = costs.full_layers if full else costs.sparse_layers
+        each = round(layers * self.problem.passes.exchange * costs.cluster.launch_seconds * self.scale)
+        return sum(each * used[k, block] for block in self.blocks if block.holds(rank))
 
     def _with_latency(
-        self, k: int, rank: int, variable: Any, rows: list[int], used: dict[tuple[int, Block], Any], *, full: bool
+        self, k: int, rank: int, variable: Any, load: Any, used: dict[tuple[int, Block], Any], *, full: bool
     ) -> None:
-        """`variable` covers the rank's load in each row, plus the latency of every block in use around the rank."""
-        for row in rows:
-            load = self._sum(k, row, rank)
-            self.model.add(variable >= load)
-            for block in self.blocks:
-                if block.holds(rank) and block.width > 1:
-                    late = round(self._latency(block, full=full) * self.scale)
-                    self.model.add(variable >= load + late).only_enforce_if(used[k, block])
+        """`variable` covers the rank's load, plus the latency of every block in use around the rank."""
+        self.model.add(variable >= load)
+        for block in self.blocks:
+            if block.holds(rank) and block.width > 1:
+                late = round(self._latency(block, full=full) * self.scale)
+                self.model.add(variable >= load + late).only_enforce_if(used[k, block])
 
     def _latency(self, block: Block, *, full: bool) -> float:
         costs = self.problem.costs
-        layers = costs.full_layers if full else costs.sparse_layers
-        crosses = not self.problem.topology.in_one_node(block)
-        return 2 * layers * self.problem.passes.exchange * costs.latency(crosses)
+        calls = 2 * costs.full_layers if full else 2 * costs.sparse_layers + costs.linear_layers * costs.state_calls
+        return calls * self.problem.passes.exchange * costs.latency(not self.problem.topology.in_one_node(block))
 
-    def _objective(self, ends: list[Any]) -> None:
+    def _objective(self, ends: list[Any], spent: list[Any]) -> None:
+        """`spent`: seconds of the exchanges of every round and rank."""
         makespan = self.model.new_int_var(int(STEPS * (1 - 1e-6)), 8 * STEPS, "makespan")
         # Redundant, but it gives the relaxation the work of every rank, and of all ranks together.
         own = [
@@ -164,10 +177,10 @@ class _Oracle:
         for r in range(self.world):
             self.model.add(makespan >= ends[r])
             self.model.add(makespan >= own[r])
-        self.model.add(self.world * makespan >= sum(own))
+        self.model.add(self.world * makespan >= sum(own) + sum(spent))
         self.model.minimize(makespan)
 
     def hint(self, table: Table) -> None:
-        chosen = {(sample, *place) for sample, place in enumerate(self.state.places(table))}
+        chosen = set(zip(range(len(table.round)), table.round.tolist(), self.costed.of(table).tolist(), strict=True))
         for place, variable in self.places.items():
             self.model.add_hint(variable, place in chosen)

@@ -7,20 +7,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from raypack.config import load_cluster, load_model
 from raypack.parallel.topology import Block, Topology
 from raypack.planning.cost import Costs
 from raypack.planning.evaluate import load_rounds
+from raypack.planning.exact import Places
+from raypack.planning.few import improve_few
 from raypack.planning.greedy import even_out, first_fit, list_schedule
 from raypack.planning.neighbours import Candidates, objective, values
 from raypack.planning.plan import Placement, Plan, Round, check_plan
-from raypack.planning.policies import best_table, make_plan, repack_plan
+from raypack.planning.policies import DEFAULT_BUDGET, best_table, make_plan, repack_plan
 from raypack.planning.problem import Problem
 from raypack.planning.profiles import CHEAP, FULL
 from raypack.planning.rules import places
 from raypack.planning.state import State
 from raypack.planning.table import Samples, table_of
 from tests.planning_cases import CLUSTER, MODEL, NODES, lengths
-from tests.planning_oracle import additive_seconds, solve
+from tests.planning_oracle import even_seconds, solve
 
 FREE = CLUSTER.model_copy(update={"launch_seconds": 0.0})
 HEADS = MODEL.model_copy(update={"heads": 8, "kv_heads": 4})
@@ -119,13 +122,83 @@ def test_the_planner_finds_the_proven_optimum_of_tiny_problems() -> None:
     assert proven >= 2
 
 
+# Steps on two nodes of four where a search that knew no sums of exchanges stopped short, and CP-SAT's plans: of
+# every sample round, first rank and width of the parent, first rank and width of the child.
+MISSED = {
+    (8790, 8039, 7220, 2702): ((0, 0, 4, 0, 4), (0, 0, 8, 0, 8), (0, 4, 4, 4, 4), (0, 4, 4, 4, 4)),
+    (3183, 1918, 1747, 1584, 1530, 1398): (
+        (0, 0, 4, 0, 4),
+        (0, 0, 4, 0, 4),
+        (1, 7, 1, 7, 1),
+        (1, 4, 2, 4, 1),
+        (1, 5, 1, 5, 1),
+        (1, 6, 1, 6, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("n", list(MISSED))
+def test_few_samples_get_a_plan_as_good_as_the_solvers(n: tuple[int, ...]) -> None:
+    share = 400e12 / 989e12
+    cluster = load_cluster("h100-8x8", {"matmul_share": share, "attention_share": share})
+    costs = Costs(load_model("1f3s-30b-a3b"), cluster)
+    samples = Samples.of_lengths(np.array(n)).canonical()
+    problem = Problem(samples, Topology((4, 4)), costs, "step", 0, "none", DEFAULT_BUDGET)
+    solved = problem.judge(problem.table(*np.array(MISSED[n]).T))
+    assert problem.judge(best_table(problem, "joint")) <= solved * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([n for n in NODES if sum(n) > 1]), st.sampled_from([0.0, 1e-4]))
+def test_whole_plans_are_priced_as_they_are_judged(seed: int, nodes: tuple[int, ...], launch: float) -> None:
+    """Lengths that divide evenly and one child for each rank and parent, so that no sample shares another's shard."""
+    rng = np.random.default_rng(seed)
+    n = 5040 * rng.integers(1, 4, 4)
+    problem = problem_of(n, nodes, rank_tokens_max=1_000_000, launch_seconds=launch, round_seconds=1e-3)
+    places = Places(problem)
+    equal = np.flatnonzero(places.parent == places.child)
+    number, place = rng.integers(0, 2, 4), rng.choice(equal, 4)
+    plans = places.empty(2)
+    for sample in range(4):
+        plans = places.put(plans, sample, number[sample : sample + 1], place[sample : sample + 1])
+    table = places.table(number, place)
+    assert places.of(table).tolist() == place.tolist()
+    assert places.price(plans).seconds[0] == pytest.approx(problem.judge(table), rel=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(NODES), st.integers(1, 2000))
+def test_the_search_of_few_samples_stays_legal_and_never_loses(seed: int, nodes: tuple[int, ...], budget: int) -> None:
+    problem = problem_of(lengths(seed, 5), nodes, budget=budget)
+    start = best_table(problem, "dynamic")
+    found = improve_few(problem, start)
+    check_plan(found.to_plan(problem.topology, "joint"))
+    assert problem.judge(found) <= problem.judge(start)
+    assert np.array_equal(found.parent_first, improve_few(problem, start).parent_first)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(4, 4), (2, 2, 1), (4, 3), (2, 1, 1, 2)]))
+def test_places_left_away_are_as_good_as_one_that_is_kept(seed: int, nodes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(seed)
+    problem = problem_of(lengths(seed, 3, 2000), nodes)
+    places = Places(problem)
+    plans = places.put(places.empty(1), 0, np.zeros(1, dtype=int), rng.integers(0, len(places.parent), 1))
+    every = np.arange(len(places.parent))
+    prices = places.price(places.put(plans, 1, np.zeros(len(every), dtype=int), every))
+    kept = places.first_of_equal(plans)[0]
+    for at in np.flatnonzero(~kept).tolist():
+        alike = kept & (places.shape == places.shape[at])
+        assert np.isclose(prices.seconds[alike], prices.seconds[at], rtol=1e-9).any()
+
+
 def test_the_oracle_starts_from_a_poor_plan_and_leaves_it() -> None:
     """The oracle is worth something: given `static` it must find what the planner finds."""
     problem = problem_of(lengths(1, 3, 4000), (2, 2), budget=6000)
     static = best_table(problem, "static")
     optimum = solve(problem, 2, 8.0, static)
-    assert optimum.seconds < 0.9 * additive_seconds(problem, static)
-    assert additive_seconds(problem, best_table(problem, "joint")) <= optimum.seconds * 1.01
+    assert optimum.seconds < 0.9 * even_seconds(problem, static)
+    assert even_seconds(problem, best_table(problem, "joint")) <= optimum.seconds * 1.01
 
 
 @settings(max_examples=10, deadline=None)

@@ -15,7 +15,7 @@ import numpy as np
 
 from raypack.parallel.topology import Block
 from raypack.planning.problem import Problem
-from raypack.planning.profiles import sides
+from raypack.planning.profiles import node_cuts, sides
 from raypack.planning.table import Table
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP = range(5)
@@ -103,6 +103,17 @@ class Places:
         made.children[which, number, self.child[place]] = True
         return made
 
+    def first_of_equal(self, plans: Plans) -> np.ndarray:
+        """Whether a place is not as good as one further left, for sure: no block around its child holds just what the
+        block before it holds, in all rounds: bool [plans, places]."""
+        same = np.zeros((len(plans), len(self.blocks)), dtype=bool)
+        for at, before in self._twins:
+            mine, other = self.blocks[at], self.blocks[before]
+            loads = plans.load[..., mine.first : mine.end] == plans.load[..., other.first : other.end]
+            same[:, at] = loads.all(axis=(1, 2, 3))
+        around = np.array([[outer.contains(inner) for inner in self.blocks] for outer in self.blocks])
+        return ~(same @ around)[:, self.child]
+
     def price(self, plans: Plans) -> Prices:
         """Seconds of the step with the samples that each plan has so far; more samples never make it quicker."""
         costs, load = self.problem.costs, plans.load
@@ -141,6 +152,20 @@ class Places:
         ends = [values[..., b.first : b.first + b.width].max(axis=-1) for b in self.blocks]
         most = np.stack(ends, axis=-1)
         return np.take_along_axis(most, np.broadcast_to(top, values.shape), axis=-1)
+
+    @cached_property
+    def _twins(self) -> list[tuple[int, int]]:
+        """(block, the block before it) of one width, in one next wider block, with nodes cut alike."""
+        topology, found = self.problem.topology, []
+        last: dict[tuple[Block, tuple[int, ...]], int] = {}
+        for at, block in enumerate(self.blocks):
+            wider = [b for b in self.blocks if b.width > block.width and b.contains(block)]
+            cuts = node_cuts(topology, block)
+            key = (wider[-1] if wider else block, (block.width, *cuts))
+            if key in last:
+                found.append((at, last[key]))
+            last[key] = at
+        return found
 
     @cached_property
     def _holds(self) -> np.ndarray:

@@ -1,18 +1,17 @@
 """Search for steps of few samples on few ranks (sync = step), where every plan can be priced whole (`exact`).
 
-A move takes one to four samples out of a plan and puts them back one after the other, longest first, keeping a few of
-the best partial plans (a beam). More samples never make a plan quicker, so a partial plan that is no better than the
-best whole one is dropped; of partial plans that only differ in which of equal ranks do the work, one is kept. The first
-move takes all samples out. Where no move helps any more, the beam widens. Deterministic: the order of moves is seeded,
-and the budget counts priced plans.
+Samples that are out of a plan are put back one after the other, longest first, keeping the best partial plans (a beam).
+More samples never make a plan quicker, so a partial plan that is over the limit is dropped; of partial plans that only
+differ in which of equal ranks do the work, one is kept. First all samples are out, with a narrow and a wide beam. Then
+moves take a few out, overlook some places, and keep one partial plan; a move is accepted if its plan is at most a bit
+slower than the best one, ever less so (threshold accepting, Dueck and Scheuer 1990). Deterministic: the generators are
+seeded, and the budget counts priced plans.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from itertools import combinations
-from math import comb
 
 import numpy as np
 
@@ -26,11 +25,17 @@ from raypack.planning.table import Table
 SAMPLES, RANKS = 12, 16
 """Steps that are searched this way have at most so many."""
 
-BEAM, WIDEST_BEAM = 4, 32
-"""Partial plans kept at first, and where narrower beams find no better plan any more."""
+BEAM, WIDE_BEAM = 4, 12
+"""Partial plans kept while all samples are out; the wide beam only where the budget has room for it."""
 
-MOST_OUT = 4
-"""Samples that one move takes out at most, but for the first, which takes out all."""
+OUT = (2, 3, 4)
+"""Samples that a move takes out."""
+
+OVERLOOK = 0.2
+"""Chance that a move overlooks a place."""
+
+TINY, TINY_SLACK, SLACK = 8, 0.1, 0.02
+"""First threshold, as a share of the best objective: with at most so many samples plans lie further apart."""
 
 JUDGED = 8
 """Of the best plans found so many get a verdict: a sample's tokens do not always divide evenly, as priced."""
@@ -100,49 +105,53 @@ class _Search:
         return [np.flatnonzero(row) for row in worth]
 
     def run(self, enough: float) -> None:
-        """Moves until the budget is spent, no move helps, or the best plan takes at most `enough` seconds."""
-        count = len(self.problem.lengths)
-        rng = random.Random(0)
-        sizes = range(1, min(MOST_OUT, count) + 1)
-        # The fewer moves of a size there are, the earlier they come: sizes alternate at first.
-        moves = [(rng.random() * comb(count, size), out) for size in sizes for out in combinations(range(count), size)]
+        """Search until the budget is spent, or the best plan takes at most `enough` seconds."""
+        count, left = len(self.problem.lengths), self.budget.left
         everything = tuple(range(count))
-        order = [everything, *(out for _, out in sorted(moves) if out != everything)]
-        whole_cost = self.rounds * sum(map(len, self.options))
-        beam = min(BEAM, self.budget.left // whole_cost)
-        at, idle = (0, 0) if beam else (1, 0)
-        beam = max(beam, 2)
-        while self.budget.left > 0 and self.found[-1].seconds > enough:
-            better = self._move(order[at], beam)
-            idle = 0 if better else idle + 1
-            at = (at + 1) % len(order)
-            if idle >= len(order):
-                beam, idle = 2 * beam, 0
-                if beam > WIDEST_BEAM:
-                    return
+        self._note(self._put_back(self.best, everything, self.best.value, BEAM, self.options))
+        if (left - self.budget.left) * (WIDE_BEAM / BEAM + 1) < self.budget.left:
+            self._note(self._put_back(self.best, everything, self.best.value, WIDE_BEAM, self.options))
+        rng, blink = random.Random(0), np.random.Generator(np.random.PCG64(0))
+        slack, whole = TINY_SLACK if count <= TINY else SLACK, max(self.budget.left, 1)
+        now = self.best
+        while self.budget.left > 0 and self.best.seconds > enough:
+            out = tuple(sorted(rng.sample(everything, min(rng.choice(OUT), count))))
+            options = [places[blink.random(len(places)) >= OVERLOOK] for places in self.options]
+            limit = self.best.value * (1 + slack * self.budget.left / whole)
+            now = self._put_back(now, out, limit, 1, options) or now
+            self._note(now)
 
-    def _move(self, out: tuple[int, ...], width: int) -> bool:
-        """Take samples out of the best plan and put them back; whether that made it better."""
-        best = self.found[-1]
-        plans = self._without(best.number, best.place, out)
+    @property
+    def best(self) -> _Whole:
+        return self.found[-1]
+
+    def _note(self, whole: _Whole | None) -> None:
+        if whole is not None and whole.value < self.best.value * (1 - 1e-9):
+            self.found.append(whole)
+
+    def _put_back(
+        self, whole: _Whole, out: tuple[int, ...], limit: float, width: int, options: list[np.ndarray]
+    ) -> _Whole | None:
+        """The plan with the samples `out` put back anew, on places of `options`; None if none is below `limit`."""
         none = np.zeros((1, 0), dtype=np.int64)
-        beam = _Beam(plans, none, none, np.zeros(1), np.zeros(1))
+        beam = _Beam(self._without(whole.number, whole.place, out), none, none, np.zeros(1), np.zeros(1))
         for sample in out:
-            beam = self._extend(beam, sample, best.value, width)
-            if not len(beam.plans) or (self.budget.left <= 0 and sample != out[-1]):
-                return False
-        number, place = best.number.copy(), best.place.copy()
+            if self.budget.left <= 0:
+                return None
+            beam = self._extend(beam, sample, limit, width, options[sample])
+            if not len(beam.plans):
+                return None
+        number, place = whole.number.copy(), whole.place.copy()
         number[list(out)], place[list(out)] = beam.number[0], beam.place[0]
-        self.found.append(_Whole(number, place, float(beam.value[0]), float(beam.seconds[0])))
-        return True
+        return _Whole(number, place, float(beam.value[0]), float(beam.seconds[0]))
 
-    def _extend(self, beam: _Beam, sample: int, limit: float, width: int) -> _Beam:
+    def _extend(self, beam: _Beam, sample: int, limit: float, width: int, options: np.ndarray) -> _Beam:
         """The best partial plans with one sample more, best first, all below the objective `limit`."""
-        options = self.options[sample]
-        grids = np.meshgrid(np.arange(len(beam.plans)), np.arange(self.rounds), options, indexing="ij")
-        base, number, place = (grid.ravel() for grid in grids)
+        fresh = self.places.first_of_equal(beam.plans)[:, options]
+        base, number, place = np.nonzero(np.repeat(fresh[:, None], self.rounds, axis=1))
+        place = options[place]
         plans = self.places.put(beam.plans.select(base), sample, number, place)
-        self.budget.spend(len(base))
+        self.budget.spend(max(len(base), 1))
         prices = self.places.price(plans)
         value = prices.seconds + MEAN_WEIGHT * prices.mean
         kept = _distinct(value, prices.likeness, limit * (1 - 1e-9), width)

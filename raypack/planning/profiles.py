@@ -59,7 +59,7 @@ def pair_list(topology: Topology, costs: Costs, recompute: str, parent_width: in
         parent = parents[parent_at]
         if not parent.contains(child):
             continue
-        key = (_node_cuts(topology, parent), child.first - parent.first)
+        key = (node_cuts(topology, parent), child.first - parent.first)
         if key not in known:
             known[key] = len(stack)
             stack.append(profile(topology, costs, recompute, parent, child))
@@ -68,7 +68,7 @@ def pair_list(topology: Topology, costs: Costs, recompute: str, parent_width: in
     return PairList(parent_width, child_width, columns[0], columns[1], columns[2], np.array(stack))
 
 
-def _node_cuts(topology: Topology, block: Block) -> tuple[int, ...]:
+def node_cuts(topology: Topology, block: Block) -> tuple[int, ...]:
     """Where nodes begin inside the block, counted from its first rank."""
     first, last = topology.node_of[block.first], topology.node_of[block.end - 1]
     return tuple(topology.node_firsts[node] - block.first for node in range(first + 1, last + 1))
