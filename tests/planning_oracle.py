@@ -61,8 +61,10 @@ def solve(problem: Problem, rounds: int, seconds: float, hint: Table | None = No
     assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
     chosen = np.array([place for place, variable in oracle.places.items() if solver.value(variable)])
     table = oracle.costed.table(chosen[:, 1], chosen[:, 2])
-    floor = solver.best_objective_bound / oracle.scale
-    return Optimum(even_seconds(problem, table), floor, status == cp_model.OPTIMAL, table)
+    floor, found = solver.best_objective_bound / oracle.scale, even_seconds(problem, table)
+    if hint is not None and even_seconds(problem, hint) <= found:  # out of time before it had completed the hint
+        table, found = hint, even_seconds(problem, hint)
+    return Optimum(found, floor, status == cp_model.OPTIMAL, table)
 
 
 class _Oracle:

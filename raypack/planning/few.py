@@ -37,6 +37,9 @@ OVERLOOK = 0.2
 TINY, TINY_SLACK, SLACK = 8, 0.1, 0.02
 """First threshold, as a share of the best objective: with at most so many samples plans lie further apart."""
 
+MOVE_LEAST = 20
+"""Moves end after the budget over this: those of a step of one or two samples price few plans, but take as long."""
+
 JUDGED = 8
 """Of the best plans found so many get a verdict: a sample's tokens do not always divide evenly, as priced."""
 
@@ -114,7 +117,9 @@ class _Search:
         rng, blink = random.Random(0), np.random.Generator(np.random.PCG64(0))
         slack, whole = TINY_SLACK if count <= TINY else SLACK, max(self.budget.left, 1)
         now = self.best
-        while self.budget.left > 0 and self.best.seconds > enough:
+        for _ in range(1 + whole // MOVE_LEAST):
+            if self.budget.left <= 0 or self.best.seconds <= enough:
+                return
             out = tuple(sorted(rng.sample(everything, min(rng.choice(OUT), count))))
             options = [places[blink.random(len(places)) >= OVERLOOK] for places in self.options]
             limit = self.best.value * (1 + slack * self.budget.left / whole)
