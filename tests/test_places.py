@@ -72,6 +72,8 @@ def test_a_directory_with_records_is_another_run_unless_resumed(tmp_path: Path) 
     assert resolve_run(config(tmp_path, resume="auto")) == (tmp_path / "r", None)
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "steps.jsonl").touch()
+    assert resolve_run(config(tmp_path)) == (tmp_path / "r", None)  # it ended before its first step
+    (tmp_path / "r" / "steps.jsonl").write_text("{}\n")
     with pytest.raises(RaypackError, match="holds a run already"):
         resolve_run(config(tmp_path))
     assert resolve_run(config(tmp_path, resume="auto")) == (tmp_path / "r", None)  # it had saved nothing yet
@@ -91,6 +93,8 @@ def test_a_run_never_goes_back_behind_checkpoints_that_a_restart_would_take(tmp_
     assert resolve_run(config(tmp_path, resume=newest)) == (tmp_path / "r", newest)
     with pytest.raises(RaypackError, match=r"has checkpoints of its own, up to .*step-00000020"):
         resolve_run(config(tmp_path, resume=older))
+    with pytest.raises(RaypackError, match=r"checkpoints of a run of this name, up to .*step-00000020"):
+        resolve_run(config(tmp_path))  # its records were removed, or lie below another run.root
     assert resolve_run(config(tmp_path, name="other", resume=older)) == (tmp_path / "other", older)
 
 

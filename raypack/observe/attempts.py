@@ -70,8 +70,9 @@ def sentence(event: AttemptEvent) -> str:
 
 def last_reason(run_dir: str | Path) -> str:
     """Why the last worker group ended; "" where that is not on file."""
-    ended = [event.reason for event in read_attempts(run_dir) if event.event == "ended"]
-    return ended[-1] if ended else ""
+    events = read_attempts(run_dir)
+    last = max((event.attempt for event in events), default=-1)
+    return next((e.reason for e in reversed(events) if e.event == "ended" and e.attempt == last), "")
 
 
 def _events(path: Path) -> Iterator[AttemptEvent]:

@@ -112,7 +112,9 @@ class RunObserver:
         self._exporter.world(world)
 
     def report(self, report: RankReport) -> Receipt:
-        """Take in what a rank did in a step. Never raises."""
+        """Take in what a rank did in a step; after `finish` no more. Never raises."""
+        if self._summary is not None:
+            return self.receipt(getattr(report, "attempt", self._attempt))
         try:
             if report.attempt > self._attempt:
                 self.begin(report.attempt, report.world)

@@ -24,6 +24,7 @@ from ray.train import ControllerError, FailureConfig, ScalingConfig, WorkerGroup
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import PreemptingState, ResizingState
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import (
@@ -33,6 +34,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
     create_scaling_policy,
 )
 from ray.train.v2._internal.execution.scaling_policy.elastic import ElasticScalingPolicy
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError
 
 from raypack.config import Config
@@ -42,12 +44,29 @@ from raypack.training.ending import causes_of, is_echo, reason_of
 from raypack.training.progress import Whereabouts, ask_to_leave, begin_attempt, whereabouts
 from raypack.training.storage import Store
 
+LEFT, LATE = "left as asked", "was asked to leave, and ended before it had"
 ANSWER_SECONDS = 3.0
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 2.0
 PROBES_AT_ONCE = 32
 # A start that fails later than this after one that failed, and may take, belongs to another row of failures.
 START_AGAIN_SECONDS = 120.0
+
+
+class WholeGroup(WorkerGroup):  # type: ignore[misc]
+    """A worker group that is there or not: Ray leaves workers and their room behind where one dies late in its start,
+    and the next group waits for that room."""
+
+    def _start(self) -> None:
+        try:
+            super()._start()
+        except Exception as error:
+            if self.has_started():
+                self._worker_group_state.shutdown()
+                self._clear_state()
+            if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.GetTimeoutError):
+                raise WorkerGroupStartupFailedError(f"a worker did not start: {reason_of(error)}") from error
+            raise
 
 
 class WorkerGroups(ControllerCallback, WorkerGroupCallback):
@@ -61,16 +80,16 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
         self._log = AttemptLog(Path(run_dir))
         self._attempt = first_attempt - 1
         self._group: Any = None
-        self._asked = self._ended = False
+        self._asked = self._ended = self._late = False
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        TrainController.worker_group_cls = WholeGroup  # in the controller's own process
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         self._attempt += 1
-        self._group, self._asked, self._ended = worker_group, False, False
+        self._group, self._asked, self._ended, self._late = worker_group, False, False, False
         limit = self._config.timeouts.actor
-        try:
-            ray.get(worker_group.execute_async(begin_attempt, self._attempt), timeout=limit)
-        except ray.exceptions.GetTimeoutError:
-            raise WorkerGroupStartupFailedError(f"workers did not answer within timeouts.actor = {limit:g} s") from None
+        ray.get(worker_group.execute_async(begin_attempt, self._attempt), timeout=limit)
         self._observer.begin.remote(self._attempt, len(worker_group))
 
     def after_worker_group_training_start(self, worker_group: Any) -> None:
@@ -88,6 +107,9 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
         if worker_group_status.errors and not self._ended:
             self._ended = True
             error = worker_group_status.get_worker_group_error()
+            if _is_leaving(error):
+                self._log.add("ended", self._attempt, reason=LEFT)
+                return
             where = self._where(error)
             reason, stuck = reason_of(error), stuck_ranks(where)
             if stuck and all(is_echo(failure) for failure in error.worker_failures.values()):
@@ -97,7 +119,7 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         if not self._ended:
             self._ended = True
-            reason = "left as asked" if self._asked else "finished"
+            reason = LATE if self._late else LEFT if self._asked else "finished"
             self._log.add("ended", self._attempt, reason=reason)
         self._group = None
 
@@ -110,12 +132,14 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
     def _wait_until_left(self) -> None:
         """Until rank 0 has ended, at most `timeouts.leave` seconds: all leave together, after the checkpoint."""
         deadline = time.monotonic() + self._config.timeouts.leave
+        self._late = True
         with suppress(ray.exceptions.RayError):
             while time.monotonic() < deadline:
                 where: Whereabouts = ray.get(
                     self._group.execute_single_async(0, whereabouts), timeout=self._config.timeouts.actor
                 )
                 if where.over:
+                    self._late = False
                     return
                 time.sleep(POLL_SECONDS)
 
@@ -171,9 +195,9 @@ class RunFailures(FailurePolicy):  # type: ignore[misc]
         return FailureDecision.RETRY if now - self._first_start < limits.nodes else FailureDecision.RAISE
 
     def _of_workers(self, error: WorkerGroupError) -> FailureDecision:
-        causes = [cause for failure in error.worker_failures.values() for cause in causes_of(failure)]
-        if any(isinstance(cause, Leaving) for cause in causes):
+        if _is_leaving(error):
             return FailureDecision.RETRY
+        causes = [cause for failure in error.worker_failures.values() for cause in causes_of(failure)]
         if any(isinstance(cause, RaypackError) and not isinstance(cause, LostRank) for cause in causes):
             return FailureDecision.RAISE
         if any(getattr(cause, "preempted", False) for cause in causes):
@@ -188,8 +212,8 @@ class NodesInReach(ElasticScalingPolicy):  # type: ignore[misc]
     """Ray's elastic policy, which starts groups only on nodes that answer and stay.
 
     It gives up after `timeouts.nodes` seconds without enough of them. It grows when two looks in a row find room for
-    the same number: nodes come one by one, and each resize is a restart. A running group shrinks only for nodes that
-    will be taken away: where one is gone, its workers' failure says so.
+    the same number: nodes come one by one, and each resize is a restart. A running group shrinks where Ray's count does
+    or a node will be taken away; of one that is gone, its workers' failure tells.
     """
 
     def __init__(self, scaling_config: ScalingConfig, wait_seconds: float) -> None:
@@ -322,6 +346,10 @@ def _description(at: Whereabouts | None) -> str:
 
 def _listed(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
+
+
+def _is_leaving(error: WorkerGroupError) -> bool:
+    return any(isinstance(cause, Leaving) for failure in error.worker_failures.values() for cause in causes_of(failure))
 
 
 def _is_dead(error: Exception) -> bool:

@@ -46,7 +46,9 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, WorkerGroupError):
         return _of_ranks(dict(sorted(error.worker_failures.items())))
     if isinstance(error, ControllerError):
-        return _line(error.controller_failure)
+        return reason_of(error.controller_failure)
+    if isinstance(error, RaypackError):
+        return str(error)
     return _line(error)
 
 

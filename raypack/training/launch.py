@@ -132,6 +132,7 @@ def _run_attempts(run: Prepared, observer: Any, console: Console) -> None:
     """Ray Train's controller runs one attempt after another, until the run is done or must be given up."""
     config, limit = run.config, run.config.timeouts.actor
     attempt = next_attempt(run.run_dir)
+    (run.run_dir / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier start
     planner = Planner.options(**head_node_options()).remote(config.model_dump(), str(run.corpus))
     _wait(planner.ready.remote(), limit, "the planner actor to start")
     _wait(observer.begin.remote(attempt, config.topology.workers), limit, "the observer actor")
@@ -142,7 +143,8 @@ def _run_attempts(run: Prepared, observer: Any, console: Console) -> None:
     with watch, Follower(observer, view, run.run_dir):
         failure = _fit(trainer)
     if failure is not None:
-        (run.run_dir / FAILURE_FILE).write_text(f"{failure}\n", encoding="utf-8")
+        with suppress(OSError):  # a full disk may be why it failed
+            (run.run_dir / FAILURE_FILE).write_text(f"{failure}\n", encoding="utf-8")
         reason = last_reason(run.run_dir) if isinstance(failure, ray.train.WorkerGroupError) else ""
         raise RaypackError(f"{reason or reason_of(failure)} (records and traceback: {run.run_dir})") from failure
 

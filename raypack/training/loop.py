@@ -33,6 +33,7 @@ from raypack.parallel.wire import Wire
 from raypack.planning.plan import Plan, StreamState
 from raypack.planning.planner import PlannedStep, plan_cluster
 from raypack.training.checkpoint import Checkpoints, RunState, load, newest
+from raypack.training.checkpoint_state import check_same
 from raypack.training.ending import is_echo, is_timeout
 from raypack.training.feed import Feed
 from raypack.training.optimizer import build_optimizer
@@ -128,6 +129,7 @@ def train(job: Job, seat: Seat) -> None:
 def _steps(run: Run, job: Job, seat: Seat) -> None:
     config, progress = run.config, seat.progress
     step, stream = _start(run, job)
+    first = step
     held_out = _held_out(run)
     reports = _reports(run)
     feed = Feed(run.source, _preparing(run, keep=config.plan.keep), step, stream, config.run.steps)
@@ -150,7 +152,8 @@ def _steps(run: Run, job: Job, seat: Seat) -> None:
                 _checkpoint(run, step, stream, result)
             seat.send(reports.make(fed, result, seconds, heldout_loss))
     except Leaving:
-        _leave(run, step, stream)
+        if step > first:
+            _leave(run, step, stream)
         raise
     finally:
         feed.close()
@@ -231,6 +234,7 @@ def _start(run: Run, job: Job) -> tuple[int, StreamState]:
     if not found[0]:
         return 0, training_stream(run.corpus, run.config.data).start
     state = load(run.trainer, found[0])
+    check_same(found[0], state, run.config, run.corpus.fingerprint)
     check_replicas(run.trainer, state.step)
     return state.step, state.stream
 

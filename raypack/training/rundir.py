@@ -46,10 +46,15 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
     if not name or "/" in name or name.startswith("."):
         raise RaypackError(f"run.name = {name!r}: must be a plain directory name that does not start with a dot")
     run_dir = absolute(config.run.root) / name
-    used = (run_dir / STEPS_FILE).exists()
     if resume == "never":
-        if used:
+        if _has_records(run_dir):
             raise RaypackError(f"{run_dir} holds a run already: give another --run.name, or --run.resume auto")
+        own, _ = newest(Store.of(config, run_dir))
+        if own is not None:
+            raise RaypackError(
+                f"there are checkpoints of a run of this name, up to {own}, from which this one would go on when it "
+                "loses a worker: give another --run.name, or --run.resume auto"
+            )
         return run_dir, None
     if resume == "auto":
         found, notes = newest(Store.of(config, run_dir))
@@ -68,6 +73,11 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
             "when it loses a worker: give another --run.name"
         )
     return run_dir, given
+
+
+def _has_records(run_dir: Path) -> bool:
+    file = run_dir / STEPS_FILE
+    return file.exists() and file.stat().st_size > 0
 
 
 def resume_notes(config: Config) -> list[str]:
