@@ -24,7 +24,7 @@ from raypack.planning.plan import plan_from_json
 from raypack.planning.planner import StepPlanner
 from raypack.training.checkpoint_state import newest
 from raypack.training.storage import FOLDER, open_store
-from tests.job_runs import ROOT, TINY, Started, start_job, tiny_corpus, tiny_run
+from tests.job_runs import ROOT, TINY, Started, job_environment, start_job, tiny_corpus, tiny_run
 
 pytestmark = pytest.mark.ray
 
@@ -168,6 +168,60 @@ def test_a_worker_that_dies_is_replaced_and_the_run_ends_as_if_nothing_had_been(
     assert again[0].step in (0, 5, 10, 15)  # a checkpoint, or the start
     assert all(record.loss == losses[record.step] for record in again if record.step in losses)
     assert "its process died" in next(e.reason for e in read_attempts(run_dir(tmp_path)) if e.event == "ended")
+
+
+# Read by Python itself at the start of every process: the last rank's process group takes its time, until told.
+SLOW_START = """
+import importlib.util, os, sys, time
+
+NAME = "ray.train.torch.config"
+
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def slowed(module):
+            load(module)
+            connect = module._setup_torch_process_group
+
+            def slow(backend, world_rank, world_size, *arguments, **more):
+                open(os.path.join({folder!r}, f"pid-{{world_rank}}"), "w").write(str(os.getpid()))
+                if world_rank == world_size - 1 and not os.path.exists(os.path.join({folder!r}, "quick")):
+                    time.sleep(8)
+                return connect(backend, world_rank, world_size, *arguments, **more)
+
+            slow.__module__, slow.__qualname__ = NAME, connect.__qualname__
+            module._setup_torch_process_group = slow
+
+        spec.loader.exec_module = slowed
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_its_group_starts_leaves_no_room_taken(tmp_path: Path, corpus: Path) -> None:
+    """Ray keeps what is left of such a group: the next one would wait for its room."""
+    held = tmp_path / "held"
+    (tmp_path / "site").mkdir()
+    held.mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SLOW_START.format(folder=str(held)))
+    env = job_environment(tmp_path / "home", PYTHONPATH=str(tmp_path / "site"))
+    file = tiny_run(tmp_path, corpus, run={"steps": 10})
+    with start_job(tmp_path, "--run", str(file), "--run.name", "r", env=env) as job:
+        job.wait_until(lambda: (held / "pid-0").exists() and (held / "pid-1").exists(), "processes that connect")
+        (held / "quick").touch()
+        os.kill(int((held / "pid-0").read_text()), signal.SIGKILL)
+        assert job.wait() == 0, job.out + job.err
+        assert job.wait_for_family_to_end() == []
+    assert kept(tmp_path).steps == 10
 
 
 BROKEN = """
