@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,7 @@ import pytest
 
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import read_summary
-from raypack.planning.plan import plan_from_json
+from raypack.planning.plan import Placement, plan_from_json
 from raypack.runfile import load_run
 from raypack.training.checkpoint_state import RunState, newest
 from raypack.training.job import main
@@ -83,3 +84,25 @@ def test_the_default_job_learns_with_parents_and_children(tmp_path: Path, capsys
     assert load_run(["--run", str(file)], "none").data.tokens_per_step == HALF["--data.tokens_per_step"]
     assert main(["--run", str(file)], file, "") == 2  # the same run once more
     assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_job_with_hsap_trains_as_with_ulysses_and_sends_less_across_nodes(tmp_path: Path) -> None:
+    records = {}
+    for attention in ("ulysses", "hsap"):
+        flags = [
+            str(part) for flag in (HALF | {"--run.steps": 3, "--plan.attention": attention}).items() for part in flag
+        ]
+        with start_job(tmp_path, "--run.root", str(tmp_path / "runs"), "--run.name", attention, *flags) as job:
+            assert job.wait() == 0, job.out + job.err
+        records[attention] = read_steps(tmp_path / "runs" / attention)
+    for ulysses, hsap in zip(*records.values(), strict=True):
+        assert ulysses.loss == pytest.approx(hsap.loss, rel=1e-4)
+    sent = {name: sum(scopes["inter"] for r in each for scopes in r.bytes.values()) for name, each in records.items()}
+    assert 0 < sent["hsap"] < sent["ulysses"]
+    placements = [p for file in (tmp_path / "runs" / "hsap" / "plans").iterdir() for p in _placements(file)]
+    assert any(p.attention == "hsap" for p in placements)
+
+
+def _placements(file: Path) -> Sequence[Placement]:
+    return plan_from_json(file.read_text()).placements
