@@ -1,20 +1,19 @@
 """A linear model on simulated nodes, by LASP-2, LASP-1 and a ring of K and V: real exchanges, emulated compute.
 
 Every rank sleeps for the time that the cost model gives its part of a layer on the cluster `h100-8x8`, and sends real
-messages over links shaped 7:1 (network namespaces; root, else skipped). One second of the model takes SCALE seconds
-here, and messages have 1 / SHARE of the model's bytes over links that are as much slower, so that both keep their
-proportion. A message also sleeps the cluster's latency, besides what gloo needs; LASP-2 hides its own behind the work
-inside the shard.
+messages over links shaped 7:1 (network namespaces; root, else skipped). One second of the model takes 200 seconds here
+(1,000 with 64 ranks), and messages have 1 / SHARE of the model's bytes over links that are as much slower, so that both
+keep their proportion. A message also sleeps the cluster's latency, besides what gloo needs; LASP-2 hides its own behind
+the work inside the shard.
 
 Then `LLLF`: three LASP-2 layers and a full one, which gathers K and V (LASP-2H: the last rank's queries have the most
 keys) or exchanges heads (Ulysses). Nobody has published that figure; seconds of the four layers.
 
 The model has the sizes of a Llama 3 of 1B parameters, all layers linear, with a fixed decay: width 2048, 32 heads and 8
 KV heads of 64, feed-forward 8192. 32K tokens a rank and less; forward and backward of two layers. `gain` = how much
-faster LASP-2 is; published (64 GPUs, 2048K tokens): +15.2 % over LASP-1, +36.6 % over ring attention. LASP-1 stands
-here twice: at its best, with a chain of sums only (7 hops on 8 ranks, against work that grows with tokens), and in the
-order of its authors' code, where a shard's attention waits for the one before (`baselines.lasp1_published`). More ranks
-would not do here: the 4,032 messages of gloo's all-gather over 64 ranks would all be handled by one machine.
+faster LASP-2 is; published (64 GPUs, 2048K tokens, so 32K a rank): +15.2 % over LASP-1, +36.6 % over ring attention.
+LASP-1 stands here twice: at its best, with a chain of sums only, and `in order`, as its authors' code has it, where a
+shard's attention waits for the one before (`baselines.lasp1_published`): 7 hops on 8 ranks, 63 on 64.
 """
 
 from __future__ import annotations
@@ -44,10 +43,12 @@ MODEL = ModelConfig(
     name="linear-1b", pattern="L", layers=16, width=2048, heads=32, kv_heads=8, head_dim=64, ffn_width=8192,
     linear_decay="head", vocabulary=128_256,
 )  # fmt: skip
-SCALE, SHARE, LAYERS = 200.0, 64, 2
-CASES = (((4, 4), (2048, 8192, 32_768)),)
-QUICK_CASES = (((2, 2), (2048,)),)
+SHARE, LAYERS = 64, 2
+# 64 ranks on one machine: gloo's 4,032 messages of a gather must stay small beside the work, so that all is slower.
+CASES = (((4, 4), (2048, 8192, 32_768), 200.0, 3), ((8,) * 8, (32_768,), 1000.0, 0))
+QUICK_CASES = (((2, 2), (2048,), 200.0, 1),)
 METHODS = ("LASP-2", "LASP-1", "LASP-1 in order", "ring of K, V")
+CHAINS = METHODS[:3]
 HYBRIDS = ("LLLF, LASP-2H", "LLLF, Ulysses")
 TIMEOUT_SECONDS = 1200
 
@@ -64,12 +65,12 @@ class Times:
     full: float
 
     @staticmethod
-    def of(rows: int, world: int) -> Times:
+    def of(rows: int, world: int, slower: float) -> Times:
         each, model, cluster = token_flops(MODEL), MODEL, load_cluster("h100-8x8")
-        scale, tokens = rows * SCALE / Costs(model, cluster).matmul_rate, rows * world
+        scale, tokens = rows * slower / Costs(model, cluster).matmul_rate, rows * world
         state, enter = 2 * model.kv_heads * model.head_dim**2, 2 * model.heads * model.head_dim**2
         full = 4 * model.heads * model.head_dim * tokens * (tokens + 1) / 2
-        full *= SCALE / (cluster.attention_share * cluster.peak_flops)
+        full *= slower / (cluster.attention_share * cluster.peak_flops)
         return Times(each.layer * scale, state * scale, (each.chunk + state + enter) * scale, enter * scale, full)
 
 
@@ -83,25 +84,27 @@ def main(quick: bool) -> None:
         table.add_column(column)
     for column in ("tokens", "seconds", "in the model, ms", "tokens/s in the model", "gain of the first"):
         table.add_column(column, justify="right")
-    for nodes, sizes in QUICK_CASES if quick else CASES:
-        for rows, found in _on_nodes(nodes, sizes, 1 if quick else 3).items():
+    for nodes, sizes, slower, repeats in QUICK_CASES if quick else CASES:
+        for rows, found in _on_nodes(nodes, sizes, slower, repeats).items():
             tokens = rows * sum(nodes)
             for methods in (METHODS, HYBRIDS):
-                for method in methods:
+                for method in (method for method in methods if method in found):
                     seconds = found[method]
                     gain = "" if method == methods[0] else f"{seconds / found[methods[0]] - 1:+.1%}"
                     table.add_row(
                         f"{len(nodes)} x {nodes[0]}", method, f"{tokens:,}", f"{seconds:.3f}",
-                        f"{seconds / SCALE * 1e3:.2f}", f"{tokens * SCALE / seconds:,.0f}", gain,
+                        f"{seconds / slower * 1e3:.2f}", f"{tokens * slower / seconds:,.0f}", gain,
                         end_section=method == methods[-1],
                     )  # fmt: skip
     Console().print(table)
 
 
-def _on_nodes(nodes: tuple[int, ...], sizes: tuple[int, ...], repeats: int) -> dict[int, dict[str, float]]:
-    """Seconds a layer by rows a rank and method."""
+def _on_nodes(
+    nodes: tuple[int, ...], sizes: tuple[int, ...], slower: float, repeats: int
+) -> dict[int, dict[str, float]]:
+    """Seconds a layer by rows a rank and method; one run without a first one where `repeats` is 0, of chains only."""
     cluster = load_cluster("h100-8x8")
-    inter, intra = (rate / SHARE / SCALE for rate in (cluster.inter_rate, cluster.intra_rate))
+    inter, intra = (rate / SHARE / slower for rate in (cluster.inter_rate, cluster.intra_rate))
     with (
         tempfile.TemporaryDirectory() as folder,
         SimulatedCluster(list(nodes), inter_rate=inter, intra_rate=intra, ray=False) as simulated,
@@ -109,7 +112,7 @@ def _on_nodes(nodes: tuple[int, ...], sizes: tuple[int, ...], repeats: int) -> d
         out, first, running = Path(folder) / "out.json", 0, []
         for index, count in enumerate(nodes):
             work = {
-                "first": first, "count": count, "nodes": nodes, "sizes": sizes, "repeats": repeats,
+                "first": first, "count": count, "nodes": nodes, "sizes": sizes, "repeats": repeats, "slower": slower,
                 "store": str(Path(folder) / "store"), "out": str(out),
             }  # fmt: skip
             command = [sys.executable, "-W", "ignore", "-m", "benchmarks.linear_nodes", json.dumps(work)]
@@ -152,7 +155,9 @@ def _rank(rank: int, work: dict[str, Any]) -> None:
     )  # fmt: skip
     results: dict[int, dict[str, float]] = {}
     for rows in work["sizes"]:
-        for method, layer in _methods(rows, rank, Topology(tuple(work["nodes"]))).items():
+        for method, layer in _methods(rows, rank, Topology(tuple(work["nodes"])), work["slower"]).items():
+            if not work["repeats"] and method not in CHAINS:
+                continue
             times: list[float] = []
             hybrid = method in HYBRIDS  # minutes long, and warm from what ran before
             for _ in range(1 if hybrid else work["repeats"] + 1):
@@ -172,7 +177,7 @@ def _rank(rank: int, work: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def _methods(rows: int, rank: int, topology: Topology) -> dict[str, Callable[[Any], Any]]:
+def _methods(rows: int, rank: int, topology: Topology, slower: float) -> dict[str, Callable[[Any], Any]]:
     """One layer of each method, four of a hybrid: a 0-dim tensor in, one out."""
     import torch
     import torch.distributed as dist
@@ -186,13 +191,13 @@ def _methods(rows: int, rank: int, topology: Topology) -> dict[str, Callable[[An
     from raypack.parallel.wire import Wire
     from raypack.planning.plan import Placement, Round
 
-    whole, times = Block(0, topology.world), Times.of(rows, topology.world)
+    whole, times = Block(0, topology.world), Times.of(rows, topology.world, slower)
     tokens = rows * topology.world
     layout = Layout(Round((Placement(0, tokens, whole, whole, 0),)), topology, rank)
     plan = plan_states(layout, rank, layout.segments(rank))
     wire = Wire({whole: dist.group.WORLD}, Ledger(topology, rank))  # type: ignore[arg-type]
     cluster, node_of = load_cluster("h100-8x8"), topology.node_of
-    latencies = SCALE * cluster.intra_latency, SCALE * cluster.inter_latency
+    latencies = slower * cluster.intra_latency, slower * cluster.inter_latency
     ring = SlowRing(dist.group.WORLD, latency=lambda source: latencies[node_of[source] != node_of[rank]])
     side = int(MODEL.head_dim / SHARE**0.5)
     states, decay = torch.zeros(1, MODEL.kv_heads, side, side), torch.full((MODEL.kv_heads,), -0.01)
