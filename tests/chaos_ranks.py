@@ -149,4 +149,4 @@ def corpus_of(folder: Path) -> Path:
     """Documents for the runs of these tests."""
     from tests.job_runs import tiny_corpus
 
-    return tiny_corpus(folder / "corpus", documents=400, longest=400)
+    return tiny_corpus(folder / "corpus", documents=150, longest=400)
