@@ -41,7 +41,7 @@ from benchmarks.paired import interval, verdict
 from raypack.config import ModelConfig, TrainSection
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.observer import start_observer
-from raypack.observe.reporter import Reporter
+from raypack.observe.reporter import SEND_SECONDS, Reporter
 from raypack.observe.steps import read_steps
 from raypack.parallel.groups import Groups
 from raypack.parallel.ledger import Ledger
@@ -94,7 +94,7 @@ class Rank:
             parameters, build_optimizer(parameters.masters, train), train, 10**6,
             Wire(groups, Ledger(self.topology, rank)), groups, device,
         )  # fmt: skip
-        self.rank, self.reporter, self.recorded = rank, Reporter(observer), 0
+        self.rank, self.reporter, self.recorded = rank, Reporter(observer, interval=SEND_SECONDS), 0
         self.reports = Reports(self.trainer, self.topology, rank, 1e10, "benchmark")
 
     def block(self, observed: bool) -> list[Timed]:

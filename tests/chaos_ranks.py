@@ -133,6 +133,7 @@ def run_rank(
             progress=progress,
             plans=lambda topology: SocketPlans(planner, topology, config.timeouts.plan),
             send=line.send,
+            flush=lambda: None,
             on_record=lambda step: line.wait_on_record(attempt, step),
         )
         train(job, seat)

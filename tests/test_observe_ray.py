@@ -109,3 +109,26 @@ def test_without_an_observer_a_rank_goes_on_and_holds_a_bounded_number_of_report
     assert time.perf_counter() - started < 5
     assert len(reporter) == 8
     assert not reporter.close(0.3)
+
+
+@pytest.mark.parametrize("interval", [0.0, 3600.0])
+def test_short_steps_share_a_call_and_none_is_lost(ray_started, tmp_path: Path, interval: float) -> None:
+    """The first goes at once; the others wait for the interval, for `flush`, or for the end."""
+    actor, _ = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, (), timeout=60)
+    reporters = [Reporter(actor, interval=interval) for _ in range(2)]
+
+    def on_record() -> int:
+        ray_started.get(actor.latest.remote(), timeout=60)  # behind all calls so far
+        return len(read_steps(tmp_path / "r"))
+
+    for step in range(4):
+        for rank, reporter in enumerate(reporters):
+            reporter.send(report(rank, step))
+    assert on_record() == (1 if interval else 4)
+    for reporter in reporters:
+        reporter.flush()
+    assert on_record() == 4
+    for rank, reporter in enumerate(reporters):
+        reporter.send(report(rank, 4))
+    assert all(reporter.close(30) for reporter in reporters)
+    assert [(r.step, r.complete) for r in read_steps(tmp_path / "r")] == [(step, True) for step in range(5)]

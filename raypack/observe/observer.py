@@ -111,17 +111,16 @@ class RunObserver:
             self._exporter.started(time.time())
         self._exporter.world(world)
 
-    def report(self, report: RankReport) -> Receipt:
-        """Take in what a rank did in a step; after `finish` no more. Never raises."""
-        if self._summary is not None:
-            return self.receipt(getattr(report, "attempt", self._attempt))
-        try:
-            if report.attempt > self._attempt:
-                self.begin(report.attempt, report.world)
-            self._keep(self._collector.add(report))
-        except Exception as error:
-            _complain(error, report)
-        return self.receipt(getattr(report, "attempt", self._attempt))
+    def report(self, *reports: RankReport) -> Receipt:
+        """Take in what a rank did in steps of one attempt, at least one; after `finish` no more. Never raises."""
+        for report in reports if self._summary is None else ():
+            try:
+                if report.attempt > self._attempt:
+                    self.begin(report.attempt, report.world)
+                self._keep(self._collector.add(report))
+            except Exception as error:
+                _complain(error, report)
+        return self.receipt(getattr(reports[-1], "attempt", self._attempt))
 
     def receipt(self, attempt: int) -> Receipt:
         """Which steps of `attempt` are on record."""
@@ -208,8 +207,8 @@ class _Actor(RunObserver):
         """URL of /metrics and "", or "" and why it could not open."""
         return ("", self._trouble) if self._trouble else (self.address(), "")
 
-    def report(self, report: RankReport) -> Receipt:
-        return Receipt("", report.attempt, ()) if self._trouble else super().report(report)
+    def report(self, *reports: RankReport) -> Receipt:
+        return Receipt("", reports[-1].attempt, ()) if self._trouble else super().report(*reports)
 
     def receipt(self, attempt: int) -> Receipt:
         return Receipt("", attempt, ()) if self._trouble else super().receipt(attempt)

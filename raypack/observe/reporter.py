@@ -6,8 +6,10 @@ killed or start again in between: whatever was not confirmed is sent again. The 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -15,6 +17,8 @@ import ray
 from raypack.observe.record import RankReport
 
 KEPT_MAX = 64
+# A call costs a rank and the observer a millisecond each, whatever is in it: short steps share one.
+SEND_SECONDS = 1.0
 
 
 class Receipt(NamedTuple):
@@ -29,11 +33,14 @@ class Reporter:
     """Args:
     observer: handle of the actor.
     kept_max: unconfirmed reports kept; the oldest go first (their steps stay incomplete).
+    interval: seconds between calls; reports wait for each other as long (`flush` sends at once).
     """
 
-    def __init__(self, observer: Any, kept_max: int = KEPT_MAX) -> None:
-        self._observer, self._kept_max = observer, kept_max
+    def __init__(self, observer: Any, kept_max: int = KEPT_MAX, interval: float = 0.0) -> None:
+        self._observer, self._kept_max, self._interval = observer, kept_max, interval
         self._kept: OrderedDict[tuple[int, int], RankReport] = OrderedDict()
+        self._waiting: list[RankReport] = []
+        self._called = -math.inf
         self._asked: list[Any] = []
         self._instance = ""
         self._lost_touch = False
@@ -47,12 +54,22 @@ class Reporter:
         self._kept[report.attempt, report.step] = report
         while len(self._kept) > self._kept_max:
             self._kept.popitem(last=False)
+        self._waiting.append(report)
+        if time.monotonic() - self._called >= self._interval:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits. Never raises, never waits."""
         self._read_receipts()
-        self._call(report)
+        waiting, self._waiting = self._waiting[-self._kept_max :], []
+        self._called = time.monotonic()
+        if waiting:
+            self._call(waiting)
 
     def close(self, timeout: float) -> bool:
         """Wait until all is on record, at most `timeout` seconds; whether it is."""
         deadline = time.monotonic() + timeout
+        self.flush()
         while self._kept and (left := deadline - time.monotonic()) > 0:
             newest = next(reversed(self._kept.values()))
             try:
@@ -63,12 +80,12 @@ class Reporter:
                 time.sleep(min(0.05, max(0.0, left)))
         return not self._kept
 
-    def _call(self, report: RankReport) -> None:
+    def _call(self, reports: Sequence[RankReport]) -> None:
         # An observer that answers nothing at all gets no more calls than it has reports to answer for.
         if len(self._asked) >= self._kept_max:
             return
         try:
-            self._asked.append(self._observer.report.remote(report))
+            self._asked.append(self._observer.report.remote(*reports))
         except ray.exceptions.RayError:
             self._lost_touch = True
 
@@ -90,5 +107,5 @@ class Reporter:
         self._instance = receipt.instance
         if replaced or self._lost_touch:
             self._lost_touch = False
-            for report in list(self._kept.values()):
-                self._call(report)
+            if self._kept:
+                self._call(list(self._kept.values()))

@@ -75,8 +75,8 @@ class Job:
 class Seat:
     """What surrounds one rank of an attempt.
 
-    `plans` makes the source of plans of a topology; `send` takes a report and returns at once; `on_record` returns when
-    a step of this attempt is on record, or cannot be waited for any longer.
+    `plans` makes the source of plans of a topology; `send` takes a report and returns at once, and may keep it until
+    `flush`; `on_record` returns when a step of this attempt is on record, or cannot be waited for any longer.
     """
 
     topology: Topology
@@ -84,6 +84,7 @@ class Seat:
     progress: Progress
     plans: Callable[[Topology], Plans]
     send: Callable[[RankReport], None]
+    flush: Callable[[], None]
     on_record: Callable[[int], None]
 
 
@@ -148,10 +149,14 @@ def _steps(run: Run, job: Job, seat: Seat) -> None:
             assert fed.work is not None
             stream = fed.work.plan.after or stream
             heldout_loss = _evaluate(run, held_out, step, result)
-            if _checkpoint_is_due(config, step):
+            due = _checkpoint_is_due(config, step)
+            if due:
                 _checkpoint(run, step, stream, result)
             seat.send(reports.make(fed, result, seconds, heldout_loss))
+            if due:
+                seat.flush()  # it becomes visible when its steps are on record
     except Leaving:
+        seat.flush()
         if step > first:
             _leave(run, step, stream)
         raise

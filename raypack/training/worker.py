@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from raypack.config import Config
-from raypack.observe.reporter import Reporter
+from raypack.observe.reporter import SEND_SECONDS, Reporter
 from raypack.parallel.places import topology_of
 from raypack.parallel.topology import Topology
 from raypack.training.ending import is_echo
@@ -41,7 +41,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     """The train loop of one worker (Ray Train has initialised the process group)."""
     settings: WorkerSettings = arguments["settings"]
     config = settings.job.config
-    reporter = Reporter(settings.observer)
+    reporter = Reporter(settings.observer, interval=SEND_SECONDS)
     try:
         train(settings.job, _seat(settings, reporter))
     except Exception as error:
@@ -61,6 +61,7 @@ def _seat(settings: WorkerSettings, reporter: Reporter) -> Seat:
         progress=progress,
         plans=lambda topology: PlanSource(settings.planner, progress.attempt, topology, config.timeouts.plan),
         send=reporter.send,
+        flush=reporter.flush,
         on_record=OnRecord(settings.observer, progress.attempt, min(REPORT_SECONDS, config.timeouts.actor)),
     )
 
