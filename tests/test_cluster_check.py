@@ -220,7 +220,7 @@ def test_shell_commands_and_volume_options_are_read_as_the_shell_and_docker_do()
 
 def test_every_fault_is_one_line_and_the_json_has_them_all(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    given = [GPU_RUN, "--topology.workers", "128", "--data.corpus", "/data"]
+    given = [GPU_RUN, "--topology.workers", "128", "--topology.workers_min", "128", "--data.corpus", "/data"]
     done = _check(*given, "--cluster-file", str(ROOT / "cluster.yaml"), "--json", str(out))
     assert done.exit_code == 2
     faults = json.loads(out.read_text(encoding="utf-8"))["faults"]
