@@ -31,7 +31,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "timeouts": {"start": 60.0, "collective": 60.0},
 }  # fmt: skip
 
-# The job script, with a train loop that takes its time where something is about to happen: (from step, at world).
+# The job script, with a train loop that takes its time where something is about to happen: (from step, at world,
+# seconds a step).
 PACED = """
 import sys, time
 sys.path.insert(0, {root!r})
@@ -49,8 +50,8 @@ def train_worker(arguments):
     step = loop.train_step
 
     def paced(trainer, work, trouble=None, *, leave=False):
-        held = work is not None and any(work.plan.step >= s and dist.get_world_size() == w for s, w in HOLDS)
-        time.sleep(0.7 if held else 0.02)
+        here = work.plan.step if work is not None else -1
+        time.sleep(max((t for s, w, t in HOLDS if here >= s and dist.get_world_size() == w), default=0.02))
         return step(trainer, work, trouble, leave=leave)
 
     loop.train_step = paced
@@ -67,11 +68,11 @@ class ElasticRun:
     """A run submitted with `ray job submit` to the head of a simulated cluster; a context manager.
 
     Args:
-        holds: (step, world): from that step on a world of that size is slow.
+        holds: (step, world, seconds): from that step on a world of that size takes so long a step.
     """
 
     def __init__(
-        self, cluster: SimulatedCluster, folder: Path, holds: Sequence[tuple[int, int]], **sections: dict[str, Any]
+        self, cluster: SimulatedCluster, folder: Path, holds: Sequence[tuple[int, int, float]], **sections: Any
     ) -> None:
         self._cluster, self._folder = cluster, folder
         self.run_dir = folder / "runs" / "r"

@@ -101,7 +101,7 @@ def test_a_run_starts_on_what_is_there_and_grows_with_the_nodes_that_it_asks_for
         "train": {"checkpoint_every": 0},
         "topology": {"workers": workers, "workers_min": CPUS, "resize_seconds": 3.0},
     }
-    holds = [(5, CPUS), *((20, world) for world in range(CPUS + 1, workers))]
+    holds = [(5, CPUS, 3.0), *((20, world, 3.0) for world in range(CPUS + 1, workers))]
     with autoscaling(tmp_path) as cluster:
         with ElasticRun(cluster, tmp_path, holds, **sections) as run:
             run.wait_until(run.reached(0, CPUS), f"a step with {CPUS} workers")
