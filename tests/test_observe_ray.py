@@ -133,3 +133,15 @@ def test_short_steps_share_a_call_and_none_is_lost(ray_started, tmp_path: Path, 
     with ThreadPoolExecutor(2) as ranks:
         assert list(ranks.map(lambda reporter: reporter.close(30), reporters)) == [True, True]
     assert [(r.step, r.complete) for r in read_steps(tmp_path / "r")] == [(step, True) for step in range(5)]
+
+
+def test_a_report_goes_within_the_interval_also_while_its_rank_is_stuck(ray_started, tmp_path: Path) -> None:
+    actor, _ = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, (), timeout=60)
+    reporters = [Reporter(actor, interval=0.5) for _ in range(2)]
+    for step in range(2):
+        for rank, reporter in enumerate(reporters):
+            reporter.send(report(rank, step))
+    deadline = time.monotonic() + 20
+    while len(read_steps(tmp_path / "r")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [r.complete for r in read_steps(tmp_path / "r")] == [True, True]

@@ -7,6 +7,7 @@ killed or start again in between: whatever was not confirmed is sent again. The 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ class Reporter:
     """Args:
     observer: handle of the actor.
     kept_max: unconfirmed reports kept; the oldest go first (their steps stay incomplete).
-    interval: seconds between calls; reports wait for each other as long (`flush` sends at once).
+    interval: seconds between calls; reports wait for each other as long, whatever the rank does meanwhile (`flush`
+        sends at once).
     """
 
     def __init__(self, observer: Any, kept_max: int = KEPT_MAX, interval: float = 0.0) -> None:
@@ -41,6 +43,8 @@ class Reporter:
         self._kept: OrderedDict[tuple[int, int], RankReport] = OrderedDict()
         self._waiting: list[RankReport] = []
         self._called = -math.inf
+        self._lock = threading.RLock()  # the timer's thread sends too
+        self._timer: threading.Timer | None = None
         self._asked: list[Any] = []
         self._instance = ""
         self._lost_touch = False
@@ -51,29 +55,44 @@ class Reporter:
 
     def send(self, report: RankReport) -> None:
         """Hand over `report` and go on at once. Never raises, never waits."""
-        self._kept[report.attempt, report.step] = report
-        while len(self._kept) > self._kept_max:
-            self._kept.popitem(last=False)
-        self._waiting.append(report)
-        if time.monotonic() - self._called >= self._interval:
-            self.flush()
+        with self._lock:
+            self._kept[report.attempt, report.step] = report
+            while len(self._kept) > self._kept_max:
+                self._kept.popitem(last=False)
+            self._waiting.append(report)
+            left = self._interval - (time.monotonic() - self._called)
+            if left <= 0:
+                self.flush()
+            elif self._timer is None:
+                self._timer = threading.Timer(left, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
 
     def flush(self) -> None:
         """Send what waits. Never raises, never waits."""
-        self._read_receipts()
-        waiting, self._waiting = self._waiting[-self._kept_max :], []
-        self._called = time.monotonic()
-        if waiting:
-            self._call(waiting)
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._read_receipts()
+            waiting, self._waiting = self._waiting[-self._kept_max :], []
+            self._called = time.monotonic()
+            if waiting:
+                self._call(waiting)
 
     def close(self, timeout: float) -> bool:
         """Wait until all is on record, at most `timeout` seconds; whether it is."""
         deadline = time.monotonic() + timeout
         self.flush()
         while self._kept and (left := deadline - time.monotonic()) > 0:
-            newest = next(reversed(self._kept.values()))
+            with self._lock:
+                newest = next(reversed(self._kept.values()), None)
+            if newest is None:
+                break
             try:
-                self._confirm(ray.get(self._observer.receipt.remote(newest.attempt), timeout=left))
+                receipt = ray.get(self._observer.receipt.remote(newest.attempt), timeout=left)
+                with self._lock:
+                    self._confirm(receipt)
             except ray.exceptions.RayError:
                 self._lost_touch = True
             if self._kept:
