@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,43 +36,37 @@ class _Work(torch.autograd.Function):
 
 def gathered(x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
     """`x` after an all-gather of `size` bf16 numbers of each rank; its gradient after the sums' way back."""
-    return _Gathered.apply(x, size, group, latency)
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
-        ctx.size, ctx.group, ctx.latency = size, group, latency
-        parts = torch.empty(size * dist.get_world_size(group), dtype=torch.bfloat16)
-        all_gather(parts, torch.zeros(size, dtype=torch.bfloat16), group=group)
-        time.sleep(latency)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        _swap(ctx.size * dist.get_world_size(ctx.group), ctx.group)  # each rank's keys' gradients to their owner
-        time.sleep(ctx.latency)
-        return grad, None, None, None
+    world = dist.get_world_size(group)
+    back = partial(_swap, size * world, group)  # each rank's keys' gradients to their owner
+    return _Moved.apply(x, partial(_gather, size, group), back, latency)
 
 
 def swapped(x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
     """`x` after an all-to-all in which each rank sends `size` bf16 numbers, evenly; its gradient after another."""
-    return _Swapped.apply(x, size, group, latency)
+    move = partial(_swap, size, group)
+    return _Moved.apply(x, move, move, latency)
 
 
-class _Swapped(torch.autograd.Function):
+class _Moved(torch.autograd.Function):
+    """`there()` in forward and `back()` in backward, each with a latency."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, group: dist.ProcessGroup, latency: float) -> Tensor:
-        ctx.size, ctx.group, ctx.latency = size, group, latency
-        _swap(size, group)
+    def forward(ctx: Any, x: Tensor, there: Callable[[], None], back: Callable[[], None], latency: float) -> Tensor:
+        ctx.back, ctx.latency = back, latency
+        there()
         time.sleep(latency)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        _swap(ctx.size, ctx.group)
+        ctx.back()
         time.sleep(ctx.latency)
         return grad, None, None, None
+
+
+def _gather(size: int, group: dist.ProcessGroup) -> None:
+    parts = torch.empty(size * dist.get_world_size(group), dtype=torch.bfloat16)
+    all_gather(parts, torch.zeros(size, dtype=torch.bfloat16), group=group)
 
 
 def _swap(size: int, group: dist.ProcessGroup) -> None:

@@ -19,7 +19,7 @@ from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
 from raypack.runfile import load_run
 from raypack.simulate.nodes import SimulatedCluster
-from tests.job_runs import ROOT, tiny_corpus, tiny_run
+from tests.job_runs import script_before_step, tiny_corpus, tiny_run
 
 LIMIT = 240.0
 # No experts: other worlds round otherwise, and in float32 a token at the edge may go to another expert.
@@ -31,36 +31,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "timeouts": {"start": 60.0, "collective": 60.0},
 }  # fmt: skip
 
-# The job script, with a train loop that takes its time where something is about to happen: (from step, at world,
-# seconds a step).
+# A train loop that takes its time where something is about to happen.
 PACED = """
-import sys, time
-sys.path.insert(0, {root!r})
-import raypack.training.launch as launch
-from raypack.training.job import main
-
-HOLDS = {holds!r}
-
-
-def train_worker(arguments):
-    import torch.distributed as dist
-    import raypack.training.loop as loop
-    import raypack.training.worker as worker
-
-    step = loop.train_step
-
-    def paced(trainer, work, trouble=None, *, leave=False):
-        here = work.plan.step if work is not None else -1
-        time.sleep(max((t for s, w, t in HOLDS if here >= s and dist.get_world_size() == w), default=0.02))
-        return step(trainer, work, trouble, leave=leave)
-
-    loop.train_step = paced
-    worker.train_worker(arguments)
-
-
-launch.train_worker = train_worker
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], None, ""))
+here = work.plan.step if work is not None else -1
+time.sleep(max((t for s, w, t in {holds!r} if here >= s and dist.get_world_size() == w), default=0.02))
 """
 
 
@@ -76,8 +50,7 @@ class ElasticRun:
     ) -> None:
         self._cluster, self._folder = cluster, folder
         self.run_dir = folder / "runs" / "r"
-        script = folder / "paced.py"
-        script.write_text(PACED.format(root=str(ROOT), holds=list(holds)))
+        script = script_before_step(folder / "paced.py", PACED.format(holds=list(holds)))
         merged = {name: {**DENSE.get(name, {}), **sections.get(name, {})} for name in {**DENSE, **sections}}
         self.corpus = tiny_corpus(folder / "corpus", documents=400)
         self._file = tiny_run(folder, self.corpus, **merged)

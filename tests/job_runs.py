@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import uuid
 from collections.abc import Callable
@@ -72,6 +73,41 @@ def job_environment(home: Path, **more: str) -> dict[str, str]:
     """Of a job process: no Ray around it, no token, its own RAYPACK_HOME."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**kept, "RAYPACK_HOME": str(home), "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", **more}
+
+
+# The job script, with lines of a test's own before every step on every rank.
+BEFORE_STEP = """
+import sys, time
+sys.path.insert(0, {root!r})
+import raypack.training.launch as launch
+from raypack.training.job import main
+
+
+def train_worker(arguments):
+    import torch.distributed as dist
+    import raypack.training.loop as loop
+    import raypack.training.worker as worker
+
+    step = loop.train_step
+
+    def changed(trainer, work, trouble=None, *, leave=False):
+{before}
+        return step(trainer, work, trouble, leave=leave)
+
+    loop.train_step = changed
+    worker.train_worker(arguments)
+
+
+launch.train_worker = train_worker
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], None, ""))
+"""
+
+
+def script_before_step(file: Path, before: str) -> Path:
+    """A job script at `file` that runs the lines `before` ahead of each step; they see `work` and `dist`."""
+    file.write_text(BEFORE_STEP.format(root=str(ROOT), before=textwrap.indent(before.strip("\n"), " " * 8)))
+    return file
 
 
 class Started:

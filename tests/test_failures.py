@@ -18,10 +18,11 @@ from ray.train.v2.api.preemption import PreemptionInfo
 from raypack.config import Config
 from raypack.errors import Leaving, LostRank, RaypackError
 from raypack.planning.plan import StreamState
-from raypack.training import elastic
+from raypack.training import room, verdicts
 from raypack.training.checkpoint_state import RunState
-from raypack.training.elastic import NodesInReach, RunFailures, stuck_ranks
-from raypack.training.progress import Whereabouts
+from raypack.training.progress import Whereabouts, stuck_ranks
+from raypack.training.room import NodesInReach
+from raypack.training.verdicts import RunFailures
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
 
@@ -67,7 +68,7 @@ def test_what_raypack_refuses_is_not_tried_again_and_leaving_is_no_failure(tmp_p
 
 def test_workers_that_cannot_be_started_are_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(elastic.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(verdicts.time, "monotonic", lambda: clock[0])
     judge = policy(tmp_path)
     late = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
     decisions = []
@@ -86,12 +87,12 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     scaling = ScalingConfig(num_workers=(2, 8), resources_per_worker={"CPU": 1}, elastic_resize_monitor_interval_s=0)
     judge = NodesInReach(scaling, 50.0)
     state: dict[str, Any] = {"policy": judge, "ray": {"a": 2, "b": 2, "c": 2}, "there": {"a", "b", "c"}, "going": set()}
-    monkeypatch.setattr(elastic, "nodes_in_reach", lambda: state["there"])
-    monkeypatch.setattr(elastic, "draining_nodes", lambda: state["going"])
-    monkeypatch.setattr(elastic.time, "sleep", lambda _: None)
+    monkeypatch.setattr(room, "nodes_in_reach", lambda: state["there"])
+    monkeypatch.setattr(room, "draining_nodes", lambda: state["going"])
+    monkeypatch.setattr(room.time, "sleep", lambda _: None)
     monkeypatch.setattr(judge, "_maybe_send_resource_request", lambda: None)
     monkeypatch.setattr(
-        elastic.ElasticScalingPolicy, "_get_reserved_resources",
+        room.ElasticScalingPolicy, "_get_reserved_resources",
         lambda self: {node: {"CPU": float(count)} for node, count in state["ray"].items()},
     )  # fmt: skip
     return state
@@ -119,7 +120,7 @@ def test_a_group_is_sized_by_the_nodes_that_answer_and_stay(nodes: dict[str, Any
 
 def test_too_few_nodes_are_waited_for_and_then_named(nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(elastic.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(room.time, "monotonic", lambda: clock[0])
     nodes["there"] = set()
     judge = nodes["policy"]
     assert isinstance(judge.make_decision_for_non_running_worker_group(), NoopDecision)

@@ -24,7 +24,7 @@ from raypack.planning.plan import plan_from_json
 from raypack.planning.planner import StepPlanner
 from raypack.training.checkpoint_state import newest
 from raypack.training.storage import FOLDER, open_store
-from tests.job_runs import ROOT, TINY, Started, job_environment, start_job, tiny_corpus, tiny_run
+from tests.job_runs import TINY, Started, job_environment, script_before_step, start_job, tiny_corpus, tiny_run
 
 pytestmark = pytest.mark.ray
 
@@ -225,38 +225,14 @@ def test_a_worker_that_dies_while_its_group_starts_leaves_no_room_taken(tmp_path
 
 
 BROKEN = """
-import sys
-sys.path.insert(0, {root!r})
-import raypack.training.launch as launch
-from raypack.training.job import main
-
-
-def train_worker(arguments):
-    import torch.distributed as dist
-    import raypack.training.loop as loop
-    import raypack.training.worker as worker
-
-    step = loop.train_step
-
-    def broken(trainer, work, trouble=None, *, leave=False):
-        if dist.get_rank() == 1 and work.plan.step == 2:
-            raise ArithmeticError("a kernel of rank 1 broke")
-        return step(trainer, work, trouble, leave=leave)
-
-    loop.train_step = broken
-    worker.train_worker(arguments)
-
-
-launch.train_worker = train_worker
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], None, ""))
+if dist.get_rank() == 1 and work.plan.step == 2:
+    raise ArithmeticError("a kernel of rank 1 broke")
 """
 
 
 @pytest.mark.slow
 def test_an_exception_on_one_rank_ends_the_run_with_it(tmp_path: Path, corpus: Path) -> None:
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN.format(root=str(ROOT)))
+    script = script_before_step(tmp_path / "broken.py", BROKEN)
     with start(tmp_path, corpus, script=script, run={"steps": FOREVER, "failures_max": 1}) as job:
         line = failed_in_one_line(job)
     assert "rank 1: ArithmeticError: a kernel of rank 1 broke" in line

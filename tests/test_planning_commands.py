@@ -56,7 +56,7 @@ def test_a_plan_written_by_plan_is_read_by_evaluate_with_the_same_figures(step: 
 
 
 def test_json_on_standard_output_is_alone_there(step: Path) -> None:
-    json.loads(run("plan", "--lengths", step, "--policy", "static", "--json", "-"))
+    assert json.loads(run("plan", "--lengths", step, "--policy", "static", "--json", "-"))["policy"] == "static"
 
 
 def test_sync_changes_the_figures_of_the_same_plan(step: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ and why it ended, and what the ranks were doing then.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,8 +17,6 @@ from pydantic import Field, ValidationError
 from raypack.config import Section
 
 ATTEMPTS_FILE = "attempts.jsonl"
-
-
 Kind = Literal["started", "resumed", "asked", "ended"]
 
 
@@ -78,5 +75,5 @@ def last_reason(run_dir: str | Path) -> str:
 def _events(path: Path) -> Iterator[AttemptEvent]:
     with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
         for line in file:
-            with suppress(ValidationError, json.JSONDecodeError):
+            with suppress(ValidationError):
                 yield AttemptEvent.model_validate_json(line)

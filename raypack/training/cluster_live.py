@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.config import Config
 from raypack.data.corpus import HEADER_NAME
@@ -17,6 +16,7 @@ from raypack.data.default import raypack_home
 from raypack.errors import RaypackError
 from raypack.training.cluster import connected
 from raypack.training.cluster_check import ClusterShape, Fault, NodeType
+from raypack.training.each_node import ask_each_node
 from raypack.training.rundir import absolute
 
 
@@ -108,21 +108,8 @@ def _unseen(paths: list[str], timeout: float) -> dict[str, str]:
     Raises:
         RaypackError: a node does not answer.
     """
-    look = ray.remote(num_cpus=0)(_missing)
-    asked = {
-        node["NodeManagerAddress"]: look.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(paths)
-        for node in ray.nodes()
-        if node["Alive"]
-    }
     found: dict[str, str] = {}
-    for name, answer in asked.items():
-        try:
-            missing = ray.get(answer, timeout=timeout)
-        except ray.exceptions.RayError as error:
-            reason = str(error).splitlines()[0]
-            raise RaypackError(f"node {name} did not answer within timeouts.actor = {timeout:g} s: {reason}") from None
+    for name, missing in ask_each_node(_missing, paths, timeout=timeout):
         found.update({path: name for path in missing if path not in found})
     return found
 

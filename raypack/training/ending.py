@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
@@ -36,6 +36,20 @@ def is_timeout(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _says(error, TIMEOUTS)
 
 
+def refusal_in(failures: Mapping[int, Exception]) -> RaypackError | None:
+    """What raypack itself refused on a rank, if it did: the same would happen again."""
+    for error in failures.values():
+        for cause in causes_of(error):
+            if isinstance(cause, RaypackError) and not isinstance(cause, LostRank):
+                return cause
+    return None
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether the rank's process is gone."""
+    return any(isinstance(cause, RayActorError) for cause in causes_of(error))
+
+
 def _says(error: BaseException, words: tuple[str, ...]) -> bool:
     text = str(error).lower()
     return any(word in text for word in words)
@@ -53,17 +67,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def _of_ranks(failures: dict[int, Exception]) -> str:
-    for error in failures.values():
-        for cause in causes_of(error):
-            if isinstance(cause, RaypackError) and not isinstance(cause, LostRank):
-                return str(cause)
+    if refusal := refusal_in(failures):
+        return str(refusal)
     if not failures:
         return "a worker failed without a word"
     causes = {rank: error for rank, error in failures.items() if not is_echo(error)} or failures
     rank, error = next(iter(causes.items()))
-    for cause in causes_of(error):
-        if isinstance(cause, RayActorError):
-            return f"rank {rank}: its process died (killed, or out of memory)"
+    if is_death(error):
+        return f"rank {rank}: its process died (killed, or out of memory)"
     if isinstance(error, LostRank):
         return str(error)
     if is_echo(error):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import ray
 import torch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.config import Config, TopologySection
 from raypack.data.corpus import Corpus, check_vocabulary
@@ -22,6 +21,7 @@ from raypack.observe.observer import NODE_ADDRESS
 from raypack.parallel.topology import Topology
 from raypack.planning.planner import StepPlanner
 from raypack.training.checkpoint_state import RunState, check_same
+from raypack.training.each_node import ask_each_node
 
 EPSILON = 1e-9
 
@@ -125,23 +125,12 @@ def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
     Raises:
         RaypackError: names the node and the path.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if len(nodes) < 2:
+    if sum(node["Alive"] for node in ray.nodes()) < 2:
         return
     token = run_dir / f".seen-{uuid.uuid4().hex}"
     token.touch()
     try:
-        asked = {
-            node["NodeManagerAddress"]: _look.options(
-                num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote([str(token), str(corpus / "corpus.json")])
-            for node in nodes
-        }
-        for name, answer in asked.items():
-            try:
-                missing = ray.get(answer, timeout=timeout)
-            except ray.exceptions.RayError as error:
-                raise RaypackError(f"node {name} did not answer the preflight: {str(error).splitlines()[0]}") from None
+        for name, missing in ask_each_node(_look, [str(token), str(corpus / "corpus.json")], timeout=timeout):
             if missing:
                 raise RaypackError(
                     f"node {name} does not see {Path(missing).parent}: put run.root and data.corpus on storage that "
@@ -151,7 +140,6 @@ def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
         token.unlink(missing_ok=True)
 
 
-@ray.remote
 def _look(paths: list[str]) -> str:
     """The first of the paths that this node does not see."""
     return next((path for path in paths if not os.path.exists(path)), "")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.config import Config
 from raypack.errors import RaypackError
+from raypack.training.each_node import ask_each_node
 from raypack.training.storage import Store, open_store, reason
 
 
@@ -22,18 +22,9 @@ def check_storage(config: Config, run_dir: Path, timeout: float) -> None:
         return
     store = Store.of(config, run_dir)
     with store.probed() as probe:
-        nodes = [node for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
-        asked = {
-            node["NodeManagerAddress"]: _sees.options(
-                num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(store.address, probe)
-            for node in (nodes if len(nodes) > 1 else [])
-        }
-        for name, answer in asked.items():
-            try:
-                fault = ray.get(answer, timeout=timeout)
-            except ray.exceptions.RayError as error:
-                raise RaypackError(f"node {name} did not answer the preflight: {str(error).splitlines()[0]}") from None
+        if not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) < 2:
+            return
+        for name, fault in ask_each_node(_sees, store.address, probe, timeout=timeout):
             if fault:
                 raise RaypackError(
                     f"node {name} does not see {store.address} ({fault}): train.checkpoint_root must be storage that "
@@ -41,7 +32,6 @@ def check_storage(config: Config, run_dir: Path, timeout: float) -> None:
                 )
 
 
-@ray.remote
 def _sees(address: str, probe: str) -> str:
     """Why this node does not see the file `probe` there; empty where it does."""
     try:

@@ -8,12 +8,14 @@ own. Reading and writing single attributes needs no lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Phases that are nothing but waiting for the other ranks.
 WAITS = ("agree", "gradient_reduce")
+# How long the controller waits for the ranks to say where they are.
+ANSWER_SECONDS = 3.0
 
 
 class Whereabouts(NamedTuple):
@@ -75,3 +77,36 @@ def ask_to_leave(reason: str) -> None:
 
 def whereabouts() -> Whereabouts:
     return _here.whereabouts()
+
+
+def stuck_ranks(where: Mapping[int, Whereabouts | None]) -> str:
+    """Who keeps the others waiting, in one clause; "" = nobody in particular.
+
+    Ranks whose process does not answer, else, of those that wait for nobody, the ones that are furthest behind.
+    """
+    silent = [rank for rank, at in where.items() if at is None]
+    if silent:
+        return f"rank {_listed(silent)} did not answer within {ANSWER_SECONDS:g} s: it is stuck, or its node is gone"
+    busy = {rank: at for rank, at in where.items() if at is not None and not at.waits}
+    if not busy or len(busy) == len(where):
+        return ""
+    step = min(at.step for at in busy.values())
+    behind = {rank: at for rank, at in busy.items() if at.step == step}
+    at = next(iter(behind.values()))
+    return f"rank {_listed(list(behind))} is stuck in {at.phase} of step {step}, for {at.seconds:.0f} s"
+
+
+def described(where: Mapping[int, Whereabouts | None]) -> dict[int, str]:
+    """Each rank's whereabouts for people; None = it did not answer."""
+    return {rank: _description(at) for rank, at in where.items()}
+
+
+def _description(at: Whereabouts | None) -> str:
+    if at is None:
+        return "no answer"
+    inside = f", waiting in {at.inside}" if at.inside else ""
+    return f"{at.phase} of step {at.step} for {at.seconds:.1f} s{inside}"
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
