@@ -145,8 +145,8 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
     """Fill parameters from `seed` and their own names: the same weights in any world and in any order of calls.
 
     Matrices: normal, std 0.02, the projections back into the residual stream divided by sqrt(2 x layers). Norms: 1.
-    Embeddings: std 1 where the head does not share them, and routers 1 / sqrt(width), so that tokens differ by more than
-    what the first updates add to all of them alike: else each router soon sends all tokens to the same experts.
+    Embeddings: std 1 where the head does not share them, and routers 1 / sqrt(width): tokens must differ by more than
+    what the first updates add to all of them alike, else a router soon sends all tokens to the same experts.
     Convolutions start near the identity: 1 is added to the tap of the token itself.
     """
     for name, parameter in module.named_parameters():
