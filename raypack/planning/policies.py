@@ -49,7 +49,8 @@ def make_plan(
         recompute: of every round.
         itemsize: bytes of one exchanged number.
         attention: of full layers: ulysses; kv_gather (then parent = child, so policies beyond `dynamic` give its plan);
-            hsap for all parents over nodes; auto, kv_gather or hsap where it is cheaper in the plan that ulysses gets.
+            hsap for all parents over nodes, in rounds that keep the cap so; auto, kv_gather or hsap where it is cheaper
+            in the plan that ulysses gets.
 
     Raises:
         RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere, hsap
@@ -73,6 +74,7 @@ def make_plan(
         table = spread_where_cheaper(problem, gather_where_cheaper(problem, table))
     elif attention == "hsap":
         table = spread_everywhere(problem, table)
+    check_cap(load_rounds(table, topology, costs), costs)
     return table.to_plan(topology, policy, step)
 
 
