@@ -20,6 +20,11 @@ def raypack_home() -> Path:
     return Path(os.environ.get("RAYPACK_HOME") or "~/raypack").expanduser().absolute()
 
 
+def default_place(home: str | Path | None = None) -> Path:
+    """Where the default corpus lies, or will."""
+    return (Path(home) if home else raypack_home()).absolute() / "corpora" / f"stdlib-{platform.python_version()}"
+
+
 def default_corpus(home: str | Path | None = None, *, progress: bool = True) -> Path:
     """The default corpus' directory below `home` (default `raypack_home()`), built where it is not there yet.
 
@@ -28,7 +33,7 @@ def default_corpus(home: str | Path | None = None, *, progress: bool = True) -> 
     Raises:
         RaypackError: it cannot be built, or what is there is damaged.
     """
-    out = (Path(home) if home else raypack_home()).absolute() / "corpora" / f"stdlib-{platform.python_version()}"
+    out = default_place(home)
     if not out.exists():
         library = Path(sysconfig.get_path("stdlib"))
         sources = [

@@ -37,10 +37,7 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
     try:
         config = load_run(argv, default, description)
         _choose_authentication(config)
-        # torch and Ray take seconds to import: a mistyped flag should not.
-        from raypack.training.launch import launch
-
-        launch(config)
+        _run(config, argv)
     except RaypackError as error:
         return _failed(str(error), 2)
     except KeyboardInterrupt:
@@ -53,6 +50,21 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _run(config: Config, argv: Sequence[str]) -> None:
+    # Each takes longer to import than a mistyped flag should take to be refused, torch and Ray seconds.
+    from rich.console import Console
+
+    from raypack.observe.console import RunView
+
+    with RunView(Console(), config.run.steps, table=config.observe.table) as view:
+        with view.phase("torch and Ray") as said:
+            from raypack.training.last_lines import typed_before
+            from raypack.training.launch import launch
+
+            said.append("imported")
+        launch(config, view, typed_before(argv))
 
 
 def _failed(line: str, code: int) -> int:
