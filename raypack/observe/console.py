@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,11 +30,13 @@ IMPORTANCE = (
     "MFU", "inter MB",
 )  # fmt: skip
 LEGEND = (
-    "planned s: by the cost model. x static, x dynamic: modelled seconds of these plans for the same samples / of this "
-    "one; above 1 this one is quicker. parents, children: block width:samples. inter MB: sent between nodes."
+    "planned s, x static and x dynamic (their seconds for the same samples / this plan's) are modelled; above 1 this "
+    "plan is quicker. parents, children: block width:samples. inter MB: between nodes."
 )
 # Between columns.
 GAP = 2
+# Of a phase's line: its name, and where its text begins.
+NAME, TEXT = 16, 27
 # Steps whose median says how long the rest will take.
 RECENT = 10
 REFRESHES_PER_SECOND = 4
@@ -137,7 +140,7 @@ class RunView:
 
     def passed(self, name: str, seconds: float, text: str = "") -> None:
         """A line of a phase that is over."""
-        self.say(f"{name:<20} {seconds:>6.1f} s  {text}".rstrip())
+        self.say(f"{name:<{NAME}}{seconds:>7.1f} s  {text}".rstrip(), indent=TEXT)
 
     def doing(self, text: str, seconds: float | None = None) -> None:
         """What the spinner says, "" = no spinner; `seconds` = how long that has been going on, None = no clock."""
@@ -160,8 +163,17 @@ class RunView:
             self._table = self._drawn()
             self._live.refresh()
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the table."""
+    def say(self, text: str, indent: int | None = None) -> None:
+        """A line of its own, above the table. On a terminal it is broken between words, to go on at column `indent`;
+        None = never broken, so that what is copied from it is whole."""
+        if indent is not None and self.console.is_terminal:
+            text = textwrap.fill(
+                text,
+                self.console.width,
+                subsequent_indent=" " * indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def _picture(self) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,16 +15,20 @@ import ray
 from raypack.observe.attempts import read_attempts, sentence
 from raypack.observe.console import RunView
 from raypack.observe.pulse import Pulse
+from raypack.observe.record import StepRecord
 
 # The phases of a rank's start (`loop`), for people.
 START = {
-    "groups": ("groups", "process groups of all blocks; code, settings and corpus are the same on all ranks"),
+    "places": ("places", "which rank is on which node"),
+    "groups": ("groups", "one for every block; code, settings and corpus are the same on all ranks"),
     "model": ("model", "weights and optimizer"),
     "load": ("checkpoint", "read"),
     "held_out_plan": ("held-out plan", "of the samples whose loss is taken apart"),
     "peak": ("peak", "matrix products measured on all ranks, for MFU"),
     "plan_wait": ("first plan", ""),
 }
+# A pulse is up to a second old when it is seen: a step that is shorter has no clock.
+CLOCK_SECONDS = 1.0
 
 
 class Follower:
@@ -84,10 +88,8 @@ class Follower:
         with contextlib.suppress(ray.exceptions.RayError):
             asked = [self._observer.since.remote(self._count), self._observer.pulse.remote()]
             (count, records), beat = ray.get(asked, timeout=self._timeout)
-            self._follow(beat)
-            self._view.show(records)
             self._count = count
-            self._last_step = records[-1].step if records else self._last_step
+            self._follow(beat, records)
         events = read_attempts(self._run_dir)[self._events :]
         self._events += len(events)
         for event in events:
@@ -97,17 +99,18 @@ class Follower:
             if event.event == "ended":
                 self._start = Start(self._view, event.attempt + 1, self._start.workers)
 
-    def _follow(self, beat: tuple[Pulse, float] | None) -> None:
-        if beat is None or beat[0].attempt < self._start.attempt:
-            if self._alive is not None and not self._stop.is_set():
-                self._start.processes(self._alive())
-            return
-        pulse, age = beat
-        if pulse.attempt > self._start.attempt:  # of a group that this thread has not seen coming
-            self._start = Start(self._view, pulse.attempt, self._start.workers)
-        self._start.rank(pulse)
-        text, clocked = doing(pulse, self._last_step)
-        self._view.doing(text, pulse.seconds + age if clocked else None)
+    def _follow(self, beat: tuple[Pulse, float] | None, records: Sequence[StepRecord]) -> None:
+        if beat is not None and beat[0].attempt > self._start.attempt:  # a group that this thread has not seen coming
+            self._start = Start(self._view, beat[0].attempt, self._start.workers)
+        ranks = beat is not None and beat[0].attempt == self._start.attempt
+        if ranks:
+            self._start.rank(beat[0])
+        elif self._alive is not None and not self._stop.is_set():
+            self._start.processes(self._alive())
+        self._view.show(records)
+        self._last_step = records[-1].step if records else self._last_step
+        if ranks:
+            self._view.doing(*doing(*beat, self._last_step))
 
 
 class Start:
@@ -154,13 +157,17 @@ class Start:
         self._since = now
 
 
-def doing(pulse: Pulse, last_step: int) -> tuple[str, bool]:
-    """What the run does, for the spinner, and whether the pulse's clock belongs to it; `last_step` = on record."""
+def doing(pulse: Pulse, age: float, last_step: int) -> tuple[str, float | None]:
+    """What the run does, and for how many seconds, by a pulse that came `age` seconds ago; `last_step` = on record.
+
+    None where nothing is known of the seconds, or where they are too few for a pulse to tell.
+    """
     if pulse.over:
-        return "the ranks have ended", False
-    phase = pulse.phase.replace("_", " ") + (f", waits in {pulse.inside}" if pulse.inside else "")
+        return "the ranks have ended", None
     if not pulse.start or pulse.start[-1][0] != "plan_wait":
-        return START.get(pulse.phase, (phase, ""))[0], True
+        return START.get(pulse.phase, (pulse.phase, ""))[0], pulse.seconds + age
     if pulse.step <= last_step:  # that one is over: no word of the next one yet
-        return f"step {last_step + 1}", False
-    return f"step {pulse.step}: {phase}", True
+        return f"step {last_step + 1}", None
+    phase = pulse.phase.replace("_", " ") + (f", waits in {pulse.inside}" if pulse.inside else "")
+    seconds = pulse.seconds + age
+    return f"step {pulse.step}: {phase}", seconds if seconds >= CLOCK_SECONDS else None

@@ -107,7 +107,7 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
             page = _write_page(run.run_dir)
         view.close()
         for line in last_lines(config, run.run_dir, summary, page, typed):
-            view.say(line)
+            view.say(line.text, line.indent)
         if ended is not None:
             raise ended
 

@@ -44,6 +44,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     settings: WorkerSettings = arguments["settings"]
     config = settings.job.config
     reporter = Reporter(settings.observer, interval=SEND_SECONDS)
+    here().enter("places")
     # For people rank 0 is enough: where it waits for the others it says so.
     pulses = Pulses(settings.observer, here().pulse) if dist.get_rank() == 0 else nullcontext()
     try:
