@@ -1,11 +1,10 @@
-"""Pictures for people, PNG or SVG: a plan over time, and step times by policy. Drawn without a display."""
+"""Pictures for people, PNG, SVG or PDF: a plan over time, and step times by policy. Drawn without a display."""
 
 from __future__ import annotations
 
 import colorsys
-import uuid
+import io
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import matplotlib as mpl
@@ -19,12 +18,12 @@ from matplotlib.ticker import MaxNLocator
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
+from raypack.files import PICTURES, check_target, write_file
 from raypack.planning.evaluate import Evaluation, evaluate
 from raypack.planning.plan import Plan
 from raypack.simulate.replay import Replay, seconds_of
 from raypack.simulate.timeline import EXCHANGE, FULL, Timeline, timeline
 
-SUFFIXES = (".png", ".svg")
 RANKS_MAX = 1024
 LABELS_MAX = 60
 WIDTH = 13.0
@@ -35,13 +34,10 @@ EXCHANGE_COLOUR = (0.25, 0.25, 0.25)
 WAITING_COLOUR = (0.93, 0.93, 0.93)
 
 
-def check_target(path: str | Path) -> None:
-    """Raises RaypackError for a file that is neither .png nor .svg, or in a folder that is not there."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise RaypackError(f"picture {path}: ends in {path.suffix or 'nothing'}; give a name in .png or .svg")
-    if not path.parent.is_dir():
-        raise RaypackError(f"picture {path}: there is no folder {path.parent}; make it or choose another")
+def check_ranks(world: int) -> None:
+    """Raises RaypackError for more ranks than a picture of a plan can show."""
+    if world > RANKS_MAX:
+        raise RaypackError(f"picture: {world} ranks, over the {RANKS_MAX} that one can show; ask for fewer --ranks")
 
 
 def draw_plans(
@@ -52,8 +48,8 @@ def draw_plans(
     Raises:
         RaypackError: as `plan_figure`; a file that cannot be written.
     """
-    check_target(path)
-    _save(plan_figure(plans, cluster, model, sync), path)
+    check_target(path, "picture", PICTURES)
+    save(plan_figure(plans, cluster, model, sync), path)
 
 
 def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfig, sync: str | None = None) -> Figure:
@@ -66,10 +62,7 @@ def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfi
         RaypackError: as `evaluate`; more ranks than a picture can show.
     """
     for plan in plans:
-        if plan.topology.world > RANKS_MAX:
-            raise RaypackError(
-                f"picture: {plan.topology.world} ranks, over the {RANKS_MAX} that one can show; ask for fewer --ranks"
-            )
+        check_ranks(plan.topology.world)
     lines = [timeline(plan, cluster, model, sync) for plan in plans]
     heights = [float(np.clip(0.085 * plan.topology.world, 2.2, 16)) for plan in plans]
     figure, axes = _figure(len(plans), WIDTH, sum(heights) + 0.7 * len(plans) + 0.8, heights)
@@ -91,7 +84,7 @@ def draw_step_times(run: Replay, path: str | Path) -> None:
     Raises:
         RaypackError: a file that cannot be written.
     """
-    check_target(path)
+    check_target(path, "picture", PICTURES)
     figure, (left, right) = _figure(1, 12, 4.5, [1], columns=2)
     names = list(run.planned)
     every = [seconds_of(run.planned[name]) for name in names]
@@ -120,7 +113,7 @@ def draw_step_times(run: Replay, path: str | Path) -> None:
         f"{run.cluster.name}, {run.topology.world} ranks, sync = {run.cluster.sync}",
         fontsize=10,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _figure(
@@ -221,17 +214,16 @@ def _legend() -> list[Patch]:
     ]
 
 
-def _save(figure: Figure, path: str | Path) -> None:
-    """Write the whole picture or nothing; the same bytes each time."""
-    path = Path(path)
-    kind = path.suffix.lower().removeprefix(".")
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    try:
-        with mpl.rc_context({"svg.hashsalt": "raypack"}):
-            figure.savefig(temporary, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
-        temporary.replace(path)
-    except OSError as error:
-        raise RaypackError(f"cannot write picture {path}: {error.strerror or error}; choose another file") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the whole picture or nothing; the same bytes each time.
+
+    Raises:
+        RaypackError: the file cannot be written.
+    """
+    kind = Path(path).suffix.lower().removeprefix(".")
+    # Dates would differ each time; PNG has none.
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    made = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "raypack"}):
+        figure.savefig(made, format=kind, dpi=130, metadata=dates.get(kind))
+    write_file(path, made.getvalue())
