@@ -51,12 +51,12 @@ EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about
 @click.option("--seed", type=int, default=0, help="Of the preset's lengths and of the order of samples.")
 @click.option("--clip", type=int, default=0, help="Longest sample, tokens: longer ones are cut; 0 = none is.")
 @json_option
-@picture_option("Draw step times to this {kinds}.")
+@picture_option("Draw how far each policy is from the best one to this {kinds}.")
 @click.option(
     "--picture-step",
     type=int,
     default=None,
-    help="Draw every policy's plan of this step (from 0) to --picture, in place of the step times.",
+    help="Draw every policy's plan of this step (from 0) to --picture, in place of that.",
 )
 @handle_errors
 def simulate(
@@ -122,14 +122,15 @@ def check_picture_step(picture: str | None, picture_step: int, steps: int) -> No
 
 def draw(run: Replay, picture: str, picture_step: int | None) -> None:
     # matplotlib takes most of a second to import; only pictures need it.
-    from raypack.observe import pictures
-
     if picture_step is None:
-        pictures.draw_step_times(run, picture)
+        from raypack.observe.policy_chart import draw_policies
+
+        draw_policies(run, picture)
     else:
+        from raypack.observe.pictures import draw_plans
+
         kept = (planned[picture_step].plan for planned in run.planned.values())
-        plans = [plan for plan in kept if plan is not None]
-        pictures.draw_plans(plans, run.cluster, run.model, picture)
+        draw_plans([plan for plan in kept if plan is not None], run.cluster, run.model, picture)
 
 
 def progress_bar(json_target: str | None) -> Progress:

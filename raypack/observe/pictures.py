@@ -1,4 +1,4 @@
-"""Pictures for people, PNG, SVG or PDF: a plan over time, and step times by policy. Drawn without a display."""
+"""Pictures of plans over time, PNG, SVG or PDF. Drawn without a display."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
 from raypack.files import PICTURES, check_target, write_file
 from raypack.planning.evaluate import Evaluation, evaluate
 from raypack.planning.plan import Plan
-from raypack.simulate.replay import Replay, seconds_of
 from raypack.simulate.timeline import EXCHANGE, FULL, Timeline, timeline
 
 RANKS_MAX = 1024
@@ -78,51 +76,11 @@ def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfi
     return figure
 
 
-def draw_step_times(run: Replay, path: str | Path) -> None:
-    """Draw a replay: mean and p95 step seconds by policy, and seconds / area bound of every step.
-
-    Raises:
-        RaypackError: a file that cannot be written.
-    """
-    check_target(path, "picture", PICTURES)
-    figure, (left, right) = _figure(1, 12, 4.5, [1], columns=2)
-    names = list(run.planned)
-    every = [seconds_of(run.planned[name]) for name in names]
-    bound = float(np.mean([each.figures.bound_seconds for each in run.planned[names[0]]]))
-    means = [float(seconds.mean()) for seconds in every]
-    p95 = [float(np.percentile(seconds, 95, method="inverted_cdf")) for seconds in every]
-    bars = left.bar(names, means, color=[f"C{i}" for i in range(len(names))], label="mean")
-    left.bar_label(bars, labels=[f"{mean:.3g}" for mean in means], fontsize=8, label_type="center", color="white")
-    left.scatter(names, p95, marker="_", s=300, color="black", label="95th percentile", zorder=3)
-    left.axhline(bound, color="black", linestyle=":", label="area bound, mean")
-    left.set_ylabel("seconds of a step")
-    left.margins(y=0.15)
-    left.legend(fontsize=8, frameon=False)
-    left.tick_params(axis="x", labelsize=8)
-    for number, name in enumerate(names):
-        ratios = [each.figures.bound_ratio for each in run.planned[name]]
-        # Policies often coincide: later lines are thinner, so that the earlier ones show behind them.
-        right.plot(range(run.steps), ratios, marker=".", linewidth=6 - number, color=f"C{number}", label=name)
-    right.axhline(1, color="black", linestyle=":")
-    right.set_xlabel("step")
-    right.set_ylabel("seconds / area bound")
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.legend(fontsize=8, frameon=False)
-    figure.suptitle(
-        f"{run.trace.name}, {run.trace.stream.tokens_per_step:,} tokens a step: {run.model.name} on "
-        f"{run.cluster.name}, {run.topology.world} ranks, sync = {run.cluster.sync}",
-        fontsize=10,
-    )
-    save(figure, path)
-
-
-def _figure(
-    rows: int, width: float, height: float, heights: Sequence[float], columns: int = 1
-) -> tuple[Figure, list[Axes]]:
+def _figure(rows: int, width: float, height: float, heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     # A figure of its own canvas: nothing of pyplot's process-wide state, no display.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
+    axes = figure.subplots(rows, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
     return figure, list(axes.flat)
 
 
