@@ -6,11 +6,12 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import IO, Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
 
+from raypack.commands.refusal import Refusal, say
 from raypack.errors import RaypackError
 from raypack.files import PICTURES, check_new_folder, check_target, listed, write_file
 
@@ -20,15 +21,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 STANDARD_OUTPUT = "-"
 PAGES = (".html", ".htm")
-
-
-class Refusal(click.ClickException):
-    """A `RaypackError` while the command line is read: the same line and exit code as `handle_errors` gives."""
-
-    exit_code = 2
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"error: {self.message}", err=True)
 
 
 class OutputFile(click.ParamType):
@@ -102,23 +94,26 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except RaypackError as error:
-            _fail(f"error: {error}", 2)
+            said, code = str(error), 2
         except BrokenPipeError:
             raise  # the reader has gone (`| head`): click ends quietly
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            _fail(f"error: {where}{error.strerror or error}", 2)
+            said, code = f"{where}{error.strerror or error}", 2
         except MemoryError as error:
-            _fail(f"error: out of memory ({error or 'no more was to be had'}); ask for less", 2)
+            said, code = f"out of memory ({error or 'no more was to be had'}); ask for less", 2
         except KeyboardInterrupt:
-            _fail("error: interrupted", 130)
+            said, code = "interrupted", 130
+        say(said)
+        sys.exit(code)
 
     return wrapped
 
 
-def _fail(line: str, code: int) -> NoReturn:
-    click.echo(line, err=True)
-    sys.exit(code)
+def check_number(name: str, value: float, least: float, most: float) -> None:
+    """Raises RaypackError for a number outside `least` to `most`, both allowed, or none at all (nan)."""
+    if not least <= value <= most:
+        raise RaypackError(f"{name} = {value}: must lie in {least:,}..{most:,}")
 
 
 def people_console(json_target: str | None = None) -> Console:

@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from raypack.commands.common import (
     STANDARD_OUTPUT,
     OutputFile,
+    check_number,
     handle_errors,
     json_option,
     people_console,
@@ -31,6 +32,8 @@ from raypack.planning.plan import POLICIES, Plan, plan_from_json
 from raypack.planning.policies import CHOICES, DEFAULT_BUDGET, make_plan
 from raypack.planning.table import Samples
 
+# Ten million evaluations take hours, and nothing is gained beyond.
+BUDGET_MAX, BUDGET_SECONDS_MAX = 10_000_000, 86_400
 SYNC_HELP = "Where ranks wait for each other; default: the cluster's."
 
 cluster_option = click.option(
@@ -85,6 +88,7 @@ def plan(
     json_target: str | None,
 ) -> None:
     """Plan one step: which ranks hold and compute each sample, and how far that is from the bound."""
+    check_number("budget", budget, 0, BUDGET_MAX)
     overrides: dict[str, Any] = {}
     if cap is not None:
         overrides["rank_tokens_max"] = cap
@@ -184,8 +188,8 @@ def plan_within(
     Raises:
         RaypackError: no time at all, and as `make_plan`.
     """
-    if not seconds > 0:
-        raise RaypackError(f"budget-seconds = {seconds}: must be above 0")
+    if not 0 < seconds <= BUDGET_SECONDS_MAX:
+        raise RaypackError(f"budget-seconds = {seconds}: must be above 0 and at most {BUDGET_SECONDS_MAX:,}")
     started, budget, tried = time.perf_counter(), 0, list[tuple[float, Plan]]()
     while True:
         made = make_plan(samples, topology, cluster, model, policy, budget=budget, attention=attention)

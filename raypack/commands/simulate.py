@@ -12,13 +12,14 @@ from rich.table import Table as RichTable
 
 from raypack.commands.common import (
     STANDARD_OUTPUT,
+    check_number,
     handle_errors,
     json_option,
     people_console,
     picture_option,
     write_json,
 )
-from raypack.commands.plan import check_picture, cluster_option, model_option, sync_option, topology_of
+from raypack.commands.plan import BUDGET_MAX, check_picture, cluster_option, model_option, sync_option, topology_of
 from raypack.config import load_cluster, load_model
 from raypack.errors import RaypackError
 from raypack.planning.plan import POLICIES
@@ -28,6 +29,7 @@ from raypack.simulate.replay import Replay, check_policies, replay
 from raypack.simulate.summary import PolicySummary, summarise, to_data
 from raypack.simulate.trace import read_trace
 
+STEPS_MAX = 100_000
 EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about}" for p in PRESETS.values())
 
 
@@ -80,6 +82,8 @@ def simulate(
 
     Nothing runs on the cluster: seconds, bytes and MFU come from the cost model, plan seconds from this machine.
     """
+    check_number("steps", steps, 1, STEPS_MAX)
+    check_number("budget", budget, 0, BUDGET_MAX)
     names = [name.strip() for name in policies.split(",") if name.strip()]
     check_policies(names)
     if picture_step is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from raypack.observe.plots import Plot, svg_text
 from raypack.observe.record import StepRecord
 from raypack.observe.series import Columns, columns, scope_bytes
 
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 HUES = 10
 NAME_LETTERS = 60
 
@@ -105,8 +106,7 @@ def _draw(axis: Axes, curve: Curve, runs: Sequence[Columns]) -> bool:
         drawn = True
         tokens = np.cumsum([r.tokens for r in kept.records]) / 1e6
         at = kept.means(tokens) if curve.over_tokens else kept.steps
-        style = {"color": line.get_color(), "linestyle": line.get_linestyle()}
-        axis.plot(at, values, linewidth=1.2, **style)
+        axis.plot(at, values, linewidth=1.2, color=line.get_color(), linestyle=line.get_linestyle())
         if curve.held_out:
             where = tokens if curve.over_tokens else [r.step for r in kept.records]
             held = [(x, r.heldout_loss) for x, r in zip(where, kept.records, strict=True) if r.heldout_loss is not None]

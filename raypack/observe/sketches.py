@@ -262,7 +262,7 @@ SKETCHES = (
     Sketch("Loss", "Dashed: restarts. Red: steps that all ranks skipped.", _loss),
     Sketch(
         "Step time by phase",
-        "Of the slowest rank, its waiting inside each phase included. Marks: evaluation and checkpoint, after the step.",
+        "Of the slowest rank, waiting inside each phase included. Marks: evaluation and checkpoint, after the step.",
         _phases,
     ),
     Sketch("Speed", "Each token once. MFU: share of the peak that the summary names.", _speed, 2),
