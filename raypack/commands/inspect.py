@@ -22,8 +22,9 @@ from raypack.commands.common import (
 )
 from raypack.errors import RaypackError
 from raypack.files import write_file
-from raypack.observe.console import RunView, summary_table
+from raypack.observe.console import summary_table
 from raypack.observe.stored_run import StoredRun
+from raypack.observe.view import RunView
 
 # matplotlib, the planner and corpora take a second to import; only pages, pictures and plans need them.
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,9 +13,8 @@ from typing import Any
 import ray
 
 from raypack.observe.attempts import read_attempts, sentence
-from raypack.observe.console import RunView
-from raypack.observe.pulse import Pulse
-from raypack.observe.record import StepRecord
+from raypack.observe.pulse import FIRST_PLAN, Pulse
+from raypack.observe.view import RunView
 
 # The phases of a rank's start (`loop`), for people.
 START = {
@@ -25,7 +24,7 @@ START = {
     "load": ("checkpoint", "read"),
     "held_out_plan": ("held-out plan", "of the samples whose loss is taken apart"),
     "peak": ("peak", "matrix products measured on all ranks, for MFU"),
-    "plan_wait": ("first plan", ""),
+    FIRST_PLAN: ("first plan", ""),
 }
 # A pulse is up to a second old when it is seen: a step that is shorter has no clock.
 CLOCK_SECONDS = 1.0
@@ -88,39 +87,49 @@ class Follower:
         with contextlib.suppress(ray.exceptions.RayError):
             asked = [self._observer.since.remote(self._count), self._observer.pulse.remote()]
             (count, records), beat = ray.get(asked, timeout=self._timeout)
+            pulse, age = beat or (None, 0.0)
+            if pulse is not None and pulse.attempt > self._start.attempt:  # of a group that was not seen coming
+                self._expect(pulse.attempt)
+            if pulse is not None and pulse.attempt < self._start.attempt:  # of the group before
+                pulse = None
+            if pulse is not None:
+                self._start.rank(pulse)
+            self._view.show(records)
             self._count = count
-            self._follow(beat, records)
+            self._last_step = records[-1].step if records else self._last_step
+            if pulse is not None:
+                self._view.doing(*doing(pulse, age, self._last_step))
+            elif self._alive is not None and not self._start.ranks:
+                self._start.processes(self._alive())
+        self._tell_events()
+
+    def _tell_events(self) -> None:
         events = read_attempts(self._run_dir)[self._events :]
         self._events += len(events)
         for event in events:
-            if not self._first and (event.event, event.reason) != ("ended", "finished"):
+            over = (event.event, event.reason) == ("ended", "finished")
+            if not self._first and not over:
                 self._view.say(sentence(event))
             self._first = False
-            if event.event == "ended":
-                self._start = Start(self._view, event.attempt + 1, self._start.workers)
+            if event.event == "ended" and not over:
+                self._expect(event.attempt + 1)
 
-    def _follow(self, beat: tuple[Pulse, float] | None, records: Sequence[StepRecord]) -> None:
-        if beat is not None and beat[0].attempt > self._start.attempt:  # a group that this thread has not seen coming
-            self._start = Start(self._view, beat[0].attempt, self._start.workers)
-        ranks = beat is not None and beat[0].attempt == self._start.attempt
-        if ranks:
-            self._start.rank(beat[0])
-        elif self._alive is not None and not self._stop.is_set():
-            self._start.processes(self._alive())
-        self._view.show(records)
-        self._last_step = records[-1].step if records else self._last_step
-        if ranks:
-            self._view.doing(*doing(*beat, self._last_step))
+    def _expect(self, attempt: int) -> None:
+        """Another worker group starts; it may run steps again."""
+        self._start, self._last_step = Start(self._view, attempt, self._start.workers), -1
 
 
 class Start:
-    """The lines of one worker group's start: how many processes are up, then what its rank 0 says of itself."""
+    """The lines of one worker group's start: how many processes are up, then what its rank 0 says of itself.
+
+    `ranks` = whether it has said a word.
+    """
 
     def __init__(self, view: RunView, attempt: int, workers: int) -> None:
         self.attempt, self.workers = attempt, workers
         self._view, self._since = view, time.monotonic()
         self._up = 0
-        self._connecting = self._ranks = False
+        self._connecting = self.ranks = False
         self._told = 0
 
     def processes(self, up: int) -> None:
@@ -133,10 +142,10 @@ class Start:
 
     def rank(self, pulse: Pulse) -> None:
         """Rank 0 is where `pulse` says."""
-        if not self._ranks:
+        if not self.ranks:
             self._connect()
             self._next("process group", "torch imported, ranks connected")
-            self._ranks = True
+            self.ranks = True
         for phase, seconds in pulse.start[self._told :]:
             if phase in START:
                 self._view.passed(START[phase][0], seconds, START[phase][1])
@@ -164,7 +173,7 @@ def doing(pulse: Pulse, age: float, last_step: int) -> tuple[str, float | None]:
     """
     if pulse.over:
         return "the ranks have ended", None
-    if not pulse.start or pulse.start[-1][0] != "plan_wait":
+    if not pulse.start or pulse.start[-1][0] != FIRST_PLAN:
         return START.get(pulse.phase, (pulse.phase, ""))[0], pulse.seconds + age
     if pulse.step <= last_step:  # that one is over: no word of the next one yet
         return f"step {last_step + 1}", None

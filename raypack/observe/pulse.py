@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import ray
 
 SECONDS = 0.5
+# With this phase over, the first step has begun.
+FIRST_PLAN = "plan_wait"
 
 
 class Pulse(NamedTuple):

@@ -56,7 +56,7 @@ def _run(config: Config, argv: Sequence[str]) -> None:
     # Each takes longer to import than a mistyped flag should take to be refused, torch and Ray seconds.
     from rich.console import Console
 
-    from raypack.observe.console import RunView
+    from raypack.observe.view import RunView
 
     with RunView(Console(), config.run.steps, table=config.observe.table) as view:
         with view.phase("torch and Ray") as said:

@@ -7,50 +7,71 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from raypack.config import Config
 from raypack.errors import RaypackError
-from raypack.observe.console import figure, megabytes, times
-from raypack.observe.record import Bytes, by_scope
+from raypack.observe.console import figure, worth
 from raypack.observe.summary import Summary
 from raypack.training.checkpoint_state import newest
 from raypack.training.rundir import CONFIG_FILE, JOB_MARK
 from raypack.training.storage import Store, is_url
 
 FINISHED = "finished"
+NAME = 12
 
 
-def last_lines(
-    config: Config, run_dir: Path, summary: Summary | None, page: Path | None, typed: Sequence[str]
-) -> list[str]:
+class Line(NamedTuple):
+    """`indent` as `RunView.say` takes it."""
+
+    text: str
+    indent: int | None
+
+
+def last_lines(config: Config, run_dir: Path, summary: Summary | None, page: str, typed: Sequence[str]) -> list[Line]:
     """What a person reads last, whatever ended the run; asks the storage for the newest checkpoint.
 
     Args:
         config: the run's, as it was given (an empty `data.corpus` = the embedded one).
         summary: of the run, None where the observer could not make it.
-        page: of the run, where it was written.
+        page: where the run's page is, "" = there is none.
         typed: how the job was called, up to its own arguments (`typed_before`).
     """
-    lines = [headline(summary)] if summary is not None else []
+    lines = [Line(headline(summary), NAME)] if summary is not None else []
     finished = summary is not None and summary.stop_reason == FINISHED
-    said = {"modelled": worth(summary, config.plan.cluster) if summary is not None else ""}
-    try:
-        checkpoint, _ = newest(Store.of(config, run_dir))
-    except RaypackError as error:
-        said["checkpoint"] = str(error)
-    else:
-        if checkpoint is not None:
-            said["checkpoint"] = checkpoint if is_url(checkpoint) else short(checkpoint)
-            said["go on"] = command_to_go_on(typed, run_dir, 2 * config.run.steps if finished else 0)
-        else:
-            said["checkpoint"] = f"none yet: the first is saved after {config.train.checkpoint_every} steps"
-            if not config.train.checkpoint_every:
-                said["checkpoint"] = "none: train.checkpoint_every = 0 saves one at the end only"
-    said["page"] = short(page) if page is not None else ""
-    said["all figures"] = shlex.join([program("raypack"), "inspect", short(run_dir)])
+    if summary is not None and (figures := worth(summary)):
+        lines.append(_named("modelled", f"{figures} (same samples; cost model of cluster {config.plan.cluster})"))
+    checkpoint, trouble = _checkpoint(config, run_dir)
+    lines.append(_named("checkpoint", checkpoint or trouble))
+    if checkpoint:
+        lines.append(_whole("go on", command_to_go_on(typed, run_dir, 2 * config.run.steps if finished else 0)))
+    if page:
+        lines.append(_whole("page", page))
+    lines.append(_whole("all figures", shlex.join([program("raypack"), "inspect", short(run_dir)])))
     if finished:
-        said["next"] = what_next(config)
-    return lines + [f"{name:<12} {text}" for name, text in said.items() if text]
+        lines.append(_named("next", what_next(config)))
+    return lines
+
+
+def _named(name: str, text: str) -> Line:
+    return Line(f"{name:<{NAME}}{text}", NAME)
+
+
+def _whole(name: str, text: str) -> Line:
+    """Of what is copied."""
+    return Line(f"{name:<{NAME}}{text}", None)
+
+
+def _checkpoint(config: Config, run_dir: Path) -> tuple[str, str]:
+    """Address of the newest one, else why there is none."""
+    try:
+        found, _ = newest(Store.of(config, run_dir))
+    except RaypackError as error:
+        return "", str(error)
+    if found is not None:
+        return found if is_url(found) else short(found), ""
+    every = config.train.checkpoint_every
+    return "", "none: it is saved " + (f"after every {every} steps and at the end" if every else "at the end only")
 
 
 def headline(s: Summary) -> str:
@@ -64,24 +85,6 @@ def headline(s: Summary) -> str:
     if s.tokens_per_second is not None:
         parts.append(f"{s.tokens_per_second:,.0f} tokens/s")
     return f"run {s.run} {ended}: {', '.join(parts)}"
-
-
-def worth(s: Summary, cluster: str) -> str:
-    """This run's plans beside the baselines', for the same samples; "" where one of them was not modelled."""
-    if s.plan_step_seconds is None or s.static_step_seconds is None or s.dynamic_step_seconds is None:
-        return ""
-    own = s.plan_step_seconds
-
-    def plans(name: str, seconds: float, sent: Bytes) -> str:
-        compared = "" if seconds is own else f" ({times(seconds, own)} x)"
-        return f"{name} {seconds:,.2f} s{compared}, {megabytes(by_scope(sent)['inter'])} MB between nodes"
-
-    each = [
-        plans("this plan", own, s.comparable_bytes),
-        plans("dynamic", s.dynamic_step_seconds, s.bytes_dynamic),
-        plans("static", s.static_step_seconds, s.bytes_static),
-    ]
-    return f"{'; '.join(each)} (same samples, cost model of cluster {cluster})"
 
 
 def command_to_go_on(typed: Sequence[str], run_dir: Path, steps: int = 0) -> str:

@@ -22,17 +22,17 @@ from raypack.data.default import default_corpus, default_place
 from raypack.data.stream import StreamCounts
 from raypack.errors import RaypackError
 from raypack.observe.attempts import last_reason
-from raypack.observe.console import RunView
 from raypack.observe.death import cause_of_death
 from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
 from raypack.observe.steps import next_attempt
 from raypack.observe.summary import Summary
+from raypack.observe.view import RunView
 from raypack.planning.planner import Planner
 from raypack.training.cluster import address_of, connected
 from raypack.training.elastic import RunTrainer, WorkerGroups
 from raypack.training.ending import reason_of
-from raypack.training.last_lines import FINISHED, last_lines
+from raypack.training.last_lines import FINISHED, last_lines, short
 from raypack.training.loop import Job
 from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
 from raypack.training.preflight_storage import check_storage
@@ -101,7 +101,7 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
                 said.append("there is room for the workers, and storage for checkpoints")
             summary, ended = _train(run, view)
             view.doing("Ray stops", 0.0)
-        page = None
+        page = ""
         if ended is None:
             view.doing("the page of the run is written", 0.0)
             page = _write_page(run.run_dir)
@@ -193,14 +193,14 @@ def _ray_in_words(config: Config, dashboard: str) -> str:
     return f"{ray.__version__}, {where}" + (f", dashboard http://{dashboard}" if dashboard else "")
 
 
-def _write_page(run_dir: Path) -> Path | None:
-    from raypack.observe.page import config_text, page
-    from raypack.observe.steps import read_steps
-    from raypack.observe.summary import read_summary
+def _write_page(run_dir: Path) -> str:
+    """Where the page is, else why there is none: a run that is done has not failed by it."""
+    from raypack.observe.page import write_page  # with it comes matplotlib
 
-    out = run_dir / "page.html"
-    out.write_text(page(read_summary(run_dir), read_steps(run_dir), config_text(run_dir)))
-    return out
+    try:
+        return short(write_page(run_dir))
+    except (OSError, RaypackError) as error:
+        return f"could not be written: {error}"
 
 
 def _trainer(settings: WorkerSettings) -> RunTrainer:

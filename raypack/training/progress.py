@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from raypack.observe.pulse import Pulse
+from raypack.observe.pulse import FIRST_PLAN, Pulse
 
 # Phases that are nothing but waiting for the other ranks.
 WAITS = ("agree", "gradient_reduce")
-FIRST_PLAN = "plan_wait"
 # How long the controller waits for the ranks to say where they are.
 ANSWER_SECONDS = 3.0
 
