@@ -184,7 +184,7 @@ def times(other: float | None, own: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """`4.2 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
