@@ -35,7 +35,9 @@ def refused(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], mo
         file = tiny_run(tmp_path, corpus, **sections)
         assert main(["--run", str(file), *arguments], file, "") == 2
         out, err = capsys.readouterr()
-        assert out == ""
+        assert [line.split("  ")[0] for line in out.splitlines()] == ["torch and Ray", "corpus", "checks"][
+            : out.count("\n")
+        ]
         assert err.startswith("error: ")
         assert err.count("\n") == 1, err
         assert not list((tmp_path / "runs").rglob("*.jsonl"))

@@ -87,7 +87,7 @@ def test_a_narrow_terminal_drops_columns_rather_than_cutting_figures(width: int)
 
 
 def test_what_does_not_fit_leaves_its_room_to_what_matters_less() -> None:
-    sizes = {name: 10 for name in COLUMNS} | {"parents": 60}
+    sizes = dict.fromkeys(COLUMNS, 10) | {"parents": 60}
     assert fitting(sizes, 10) == ["step"]
     assert fitting(sizes, 82) == ["step", "loss", "tokens/s", "measured s", "x static", "x dynamic", "children"]
     assert fitting(sizes, 300) == list(COLUMNS)

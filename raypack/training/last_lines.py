@@ -47,7 +47,8 @@ def last_lines(config: Config, run_dir: Path, summary: Summary | None, page: str
         lines.append(_whole("go on", command_to_go_on(typed, run_dir, 2 * config.run.steps if finished else 0)))
     if page:
         lines.append(_whole("page", page))
-    lines.append(_whole("all figures", shlex.join([program("raypack"), "inspect", short(run_dir)])))
+    if summary is None or summary.steps:
+        lines.append(_whole("all figures", shlex.join([program("raypack"), "inspect", short(run_dir)])))
     if finished:
         lines.append(_named("next", what_next(config)))
     return lines
