@@ -15,10 +15,11 @@ from typing import Any
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
+from rich.console import Console
 
 from raypack.config import Config
 from raypack.data.corpus import Corpus
-from raypack.data.default import default_corpus, default_place
+from raypack.data.default import default_corpus, default_corpus_path
 from raypack.data.stream import StreamCounts
 from raypack.errors import RaypackError
 from raypack.observe.attempts import last_reason
@@ -112,8 +113,9 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
             raise ended
 
 
-def prepare_run(config: Config, view: RunView) -> Prepared:
+def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
     """Every check that needs no Ray; writes nothing but, on first use, the default corpus."""
+    view = view or RunView(Console(quiet=True), config.run.steps)
     run_dir, resume = resolve_run(config)
     with view.phase("corpus", _corpus_in_words(config)) as said:
         path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=False)
@@ -182,7 +184,7 @@ def _sum_up(observer: Any, reason: str, config: Config) -> Summary:
 
 
 def _corpus_in_words(config: Config) -> str:
-    if config.data.corpus or default_place().exists():
+    if config.data.corpus or default_corpus_path().exists():
         return ""
     return "the embedded one is built, from the standard library of this Python"
 
