@@ -290,7 +290,7 @@ def test_missing_files_and_both_sources_are_clear_errors(tmp_path: Path) -> None
         ([GPU_RUN, "--cluster-file", str(tmp_path / "none.yaml")], "cannot read"),
         ([str(tmp_path / "none.toml"), "--cluster-file", str(ROOT / "cluster.yaml")], "cannot read"),
         ([GPU_RUN, "--cluster-file", "x", "--address", "auto"], "give one of them"),
-        ([GPU_RUN, "--topology.worker", "3"], "unrecognized arguments: --topology.worker"),
+        ([GPU_RUN, "--topology.worker", "3"], "--topology.worker: did you mean --topology.workers?"),
         ([GPU_RUN, "--topology.workers_min", "65"], "exceeds workers = 64"),
     ):
         done = _check(*arguments)

@@ -39,12 +39,12 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
     """The run's directory, and the path or URL of the checkpoint to go on from (None = the start). Writes nothing.
 
     Raises:
-        RaypackError: a name that is no directory name, a directory that holds another run, nothing to resume from, or
+        RaypackError: no name, a directory that holds another run, nothing to resume from, or
             a storage that does not answer.
     """
     name, resume = config.run.name, config.run.resume
-    if not name or "/" in name or name.startswith("."):
-        raise RaypackError(f"run.name = {name!r}: must be a plain directory name that does not start with a dot")
+    if not name:
+        raise RaypackError("run.name is empty: give the run directory's name")
     run_dir = absolute(config.run.root) / name
     if resume == "never":
         if _has_records(run_dir):
