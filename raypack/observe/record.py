@@ -36,6 +36,7 @@ class StepFacts:
 
     `loss` is the mean over the step's labels, `seconds` of planning are the planner's own. `peak_flops` = FLOP/s of
     one rank that MFU is taken against, None where unknown. Bytes are forward, backward and replays, of all ranks.
+    `*_step_seconds` are the cost model's, of this plan and of the baselines' plans for the same samples.
     """
 
     epoch: int
@@ -53,6 +54,9 @@ class StepFacts:
     plan_bound_ratio: float | None = None
     peak_flops: float | None = None
     peak_source: str = ""
+    plan_step_seconds: float | None = None
+    static_step_seconds: float | None = None
+    dynamic_step_seconds: float | None = None
     bytes_static: Bytes = field(default_factory=dict)
     bytes_dynamic: Bytes = field(default_factory=dict)
     parent_widths: Mapping[int, int] = field(default_factory=dict)
@@ -127,6 +131,9 @@ class StepRecord(BaseModel):
     model_flops: float = Field(0.0, description="forward and backward, without replays")
     bytes: Bytes = Field({}, description="exchanges, sent to other ranks, by site and scope")
     collective_bytes: Bytes = Field({}, description="other collectives, by operation and scope")
+    plan_step_seconds: float | None = Field(None, description="of this plan, by the cost model")
+    static_step_seconds: float | None = Field(None, description="of the static plan for the same samples, modelled")
+    dynamic_step_seconds: float | None = Field(None, description="of the dynamic plan for the same samples, modelled")
     bytes_static: Bytes = Field({}, description="as bytes, of the static plan for the same samples")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plan for the same samples")
     expert_load: float | None = Field(None, description="tokens of the fullest expert / mean, worst layer")

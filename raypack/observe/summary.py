@@ -53,6 +53,9 @@ class Summary(BaseModel):
     child_widths: dict[int, int] = Field({}, description="samples by child width")
     bytes: Bytes = Field({}, description="exchanges, by site and scope")
     collective_bytes: Bytes = Field({}, description="other collectives, by operation and scope")
+    plan_step_seconds: float | None = Field(None, description="sum over the steps, by the cost model")
+    static_step_seconds: float | None = Field(None, description="as plan_step_seconds, of the static plans")
+    dynamic_step_seconds: float | None = Field(None, description="as plan_step_seconds, of the dynamic plans")
     bytes_static: Bytes = Field({}, description="as bytes, of the static plans")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plans")
     phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, each on its slowest rank")
@@ -118,6 +121,9 @@ def summarise(
         child_widths=_total(r.child_widths for r in kept),
         bytes=_total_bytes(r.bytes for r in kept),
         collective_bytes=_total_bytes(r.collective_bytes for r in kept),
+        plan_step_seconds=_sum([r.plan_step_seconds for r in kept]),
+        static_step_seconds=_sum([r.static_step_seconds for r in kept]),
+        dynamic_step_seconds=_sum([r.dynamic_step_seconds for r in kept]),
         bytes_static=_total_bytes(r.bytes_static for r in kept),
         bytes_dynamic=_total_bytes(r.bytes_dynamic for r in kept),
         phase_seconds={
@@ -150,6 +156,12 @@ def read_summary(run_dir: str | Path) -> Summary | None:
 def _weighted_mfu(records: Sequence[StepRecord]) -> float | None:
     seconds = sum(r.seconds for r in records)
     return sum((r.mfu or 0.0) * r.seconds for r in records) / seconds if seconds > 0 else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None where one of them is unknown: a part of the steps would compare with nothing."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _total(counts: Iterable[dict[int, int]]) -> dict[int, int]:
