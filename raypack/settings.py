@@ -6,12 +6,11 @@ are made from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -63,14 +62,18 @@ def _setting(path: str, field: FieldInfo) -> Setting:
 
 def _limits(field: FieldInfo) -> str:
     """`1 to 64`, `above 0, at most 1000`: of several limits the tightest."""
-    low = max((part.ge for part in field.metadata if isinstance(part, Ge)), default=None)
-    above = max((part.gt for part in field.metadata if isinstance(part, Gt)), default=None)
-    most = min((part.le for part in field.metadata if isinstance(part, Le)), default=None)
-    below = min((part.lt for part in field.metadata if isinstance(part, Lt)), default=None)
+    low, above = (_bound(field, name, max) for name in ("ge", "gt"))
+    most, below = (_bound(field, name, min) for name in ("le", "lt"))
     if low is not None and most is not None and below is None:
         return f"{number(low)} to {number(most)}"
     parts = [("at least", low), ("above", above), ("below", below), ("at most", most if below is None else None)]
     return ", ".join(f"{word} {number(value)}" for word, value in parts if value is not None)
+
+
+def _bound(field: FieldInfo, name: str, tightest: Callable[[list[Any]], Any]) -> Any:
+    """Of the limits called `name` (ge, gt, le or lt) the tightest; None where there is none."""
+    found = [getattr(part, name) for part in field.metadata if hasattr(part, name)]
+    return tightest(found) if found else None
 
 
 def number(value: Any) -> str:

@@ -32,7 +32,14 @@ from raypack.training.cluster import address_of, connected
 from raypack.training.elastic import RunTrainer, WorkerGroups
 from raypack.training.ending import reason_of
 from raypack.training.loop import Job
-from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
+from raypack.training.preflight import (
+    check_checkpoint,
+    check_corpus_named,
+    check_machine,
+    check_places,
+    check_plan,
+    check_resources,
+)
 from raypack.training.preflight_storage import check_storage
 from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, resume_notes, write_config
 from raypack.training.start_watch import StartWatch
@@ -98,14 +105,15 @@ def launch(config: Config, console: Console | None = None) -> None:
 
 def prepare_run(config: Config) -> Prepared:
     """Every check that needs no Ray; writes nothing but, on first use, the default corpus."""
+    check_corpus_named(config)
+    if not address_of(config):
+        check_machine(config)
     run_dir, resume = resolve_run(config)
     path = absolute(config.data.corpus) if config.data.corpus else default_corpus()
     corpus = Corpus.open(path)
     counts = check_plan(config, corpus)
     if resume is not None:
         check_checkpoint(resume, config, corpus)
-    if not address_of(config):
-        check_machine(config)
     return Prepared(config, path, run_dir, resume, counts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -87,6 +88,22 @@ def resume_notes(config: Config) -> list[str]:
     return newest(Store.of(config, absolute(config.run.root) / config.run.name))[1]
 
 
+def check_writable(run_dir: Path) -> None:
+    """That a run could begin in `run_dir`, which may not be there yet; writes nothing.
+
+    Raises:
+        RaypackError: it cannot be made or written, its disk is nearly full, or another driver holds it.
+    """
+    if (run_dir / LOCK_FILE).exists():
+        with held(run_dir):
+            pass
+    there = next(path for path in (run_dir, *run_dir.parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        code = errno.EACCES if there.is_dir() else errno.ENOTDIR
+        raise _unwritable(run_dir, OSError(code, os.strerror(code)))
+    _check_free(there)
+
+
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
     """Make the directory, and keep every other driver out of it meanwhile.
@@ -126,11 +143,18 @@ def write_config(run_dir: Path, config: Config, corpus: Path) -> None:
     data["run"].update(root=str(run_dir.parent), resume="never")
     try:
         replace_file(run_dir / CONFIG_FILE, tomli_w.dumps(data))
-        free = shutil.disk_usage(run_dir).free
     except OSError as error:
         raise _unwritable(run_dir, error) from None
+    _check_free(run_dir)
+
+
+def _check_free(folder: Path) -> None:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise _unwritable(folder, error) from None
     if free < FREE_BYTES:
-        raise RaypackError(f"{free / 1e6:.0f} MB are free at {run_dir}, a run needs 100: choose another run.root")
+        raise RaypackError(f"{free / 1e6:.0f} MB are free at {folder}, a run needs 100: choose another run.root")
 
 
 def keep_plan(run_dir: Path, plan: Plan) -> None:
