@@ -19,11 +19,13 @@ from raypack.near_miss import did_you_mean, near_miss
 from raypack.settings import first_fault, shown
 from raypack.units import (
     BytesPerSecond,
+    Directory,
     DirectoryName,
     Experts,
     Features,
     FlopsPerSecond,
     Heads,
+    Host,
     Layers,
     Nodes,
     Place,
@@ -158,11 +160,12 @@ class RunSection(Section):
     name: DirectoryName = Field(
         "", description="its directory below run.root; empty = the run file's name and the time"
     )
-    root: Place = Field("runs", description="directory of all runs")
+    root: Directory = Field("runs", min_length=1, description="directory of all runs")
     steps: Steps = Field(60, ge=1, description="optimizer steps of the whole run")
     seed: Seed = Field(0, description="where the random first weights start from")
     resume: Place = Field(
         "never",
+        min_length=1,
         description="go on from a checkpoint; never, auto (the newest complete one of this run) or a checkpoint's path "
         "or URL",
     )
@@ -180,7 +183,7 @@ class RunSection(Section):
 class DataSection(Section):
     """What the run trains on, and how much of it makes a step."""
 
-    corpus: Place = Field(
+    corpus: Directory = Field(
         "", description="corpus directory (`raypack data build`); empty = the embedded default, built on first use"
     )
     max_sample_tokens: Tokens = Field(16_384, ge=2, description="longest sample")
@@ -209,7 +212,7 @@ class PlanSection(Section):
     rank_tokens_max: Tokens = Field(0, ge=0, description="most tokens of a rank in a round; 0 = what the cluster says")
     look_ahead: Steps = Field(2, ge=1, le=1000, description="steps planned before they are asked for")
     budget: Annotated[int, Unit("evaluations")] = Field(
-        2000, ge=0, le=10**7, description="plans that local search tries for a step; 0 = plain greedy"
+        2000, ge=0, le=10**6, description="plans that local search tries for a step; 0 = plain greedy"
     )
     attention: Literal["auto", "ulysses", "kv_gather", "hsap"] = Field(
         "auto",
@@ -264,7 +267,10 @@ class TopologySection(Section):
         return self
 
     @model_validator(mode="after")
-    def _whole_gpus(self) -> TopologySection:
+    def _as_ray_counts(self) -> TopologySection:
+        for name, each in (("cpus_per_worker", self.cpus_per_worker), ("gpus_per_worker", self.gpus_per_worker)):
+            if 0 < each < 1e-4:
+                raise ValueError(f"{name} = {each:g} must be 0 or at least 0.0001, what Ray counts in")
         if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
             raise ValueError(f"gpus_per_worker = {self.gpus_per_worker:g} must be whole above 1, as Ray gives them")
         return self
@@ -359,7 +365,7 @@ class ObserveSection(Section):
         le=65_535,
         description="port of the Prometheus endpoint /metrics; 0 = any free one, written to the run directory",
     )
-    bind: Place = Field("127.0.0.1", description="address /metrics listens on; node = the head node's own")
+    bind: Host = Field("127.0.0.1", description="address /metrics listens on; node = the head node's own")
     table: bool = Field(True, description="live table while the run goes on; false = a line a step")
     trace: Annotated[int, Unit("step number")] = Field(
         -1, ge=-1, le=10**9, description="step whose Chrome trace, of all ranks, is written (also --trace); -1 = none"

@@ -6,6 +6,7 @@ are made from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType
@@ -97,7 +98,8 @@ def first_fault(error: ValidationError, where: str = "", kind: type[BaseModel] =
         return _unknown_key(kind, where, inside, path, isinstance(given, dict))
     if fault["type"] == "model_type":
         return f"{path} = {shown(given)}: must be a section of settings, [{path}] and a key on each line below it"
-    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    text = fault["msg"].removeprefix("Value error, ")
+    text = re.sub(r"^\w+ should\b", "must", text)
     if fault["type"] == "literal_error":
         choices = get_args(known[inside[-1]].annotation) if inside[-1] in known else ()
         near = near_miss(str(given), [choice for choice in choices if choice])

@@ -23,8 +23,8 @@ class Unit:
 Tokens = Annotated[int, Unit("tokens"), Field(le=2**31 - 1)]
 Steps = Annotated[int, Unit("steps"), Field(le=10**9)]
 Seconds = Annotated[float, Unit("seconds"), Field(le=1e8)]
-Ranks = Annotated[int, Unit("ranks"), Field(le=16_384)]
-Nodes = Annotated[int, Unit("nodes"), Field(le=16_384)]
+Ranks = Annotated[int, Unit("ranks"), Field(le=8192)]
+Nodes = Annotated[int, Unit("nodes"), Field(le=8192)]
 Layers = Annotated[int, Unit("layers"), Field(le=10_000)]
 Features = Annotated[int, Unit("features"), Field(le=2**20)]
 Heads = Annotated[int, Unit("heads"), Field(le=4096)]
@@ -37,6 +37,7 @@ BytesPerSecond = Annotated[float, Unit("bytes/s"), Field(ge=1, le=1e18)]
 FlopsPerSecond = Annotated[float, Unit("FLOP/s"), Field(ge=1, le=1e24)]
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,20}|[0-9A-Fa-f:.]{2,45}(%\w{1,20})?")
 
 
 def _directory_name(name: str) -> str:
@@ -50,12 +51,26 @@ def _directory_name(name: str) -> str:
 def _place(path: str) -> str:
     if "\0" in path:
         raise ValueError("a path or address holds no NUL")
-    longest = max(len(part.encode()) for part in path.split("/"))
+    longest = max(len(part.encode(errors="replace")) for part in path.split("/"))
     if longest > 255:
         raise ValueError(f"has a name of {longest} bytes between its slashes, file systems allow 255")
-    if len(path.encode()) > 4000:
-        raise ValueError(f"has {len(path.encode())} bytes, file systems allow 4,000")
+    if len(path) > 4000:
+        raise ValueError(f"has {len(path)} letters, file systems allow 4,000")
+    if not path.isprintable():
+        raise ValueError("holds what is no printable letter, or bytes that are no UTF-8: rename it")
     return path
+
+
+def _directory(path: str) -> str:
+    if "://" in path:
+        raise ValueError("must be a directory; only checkpoints can go to a URL (train.checkpoint_root)")
+    return path
+
+
+def _host(address: str) -> str:
+    if not HOST.fullmatch(address):
+        raise ValueError("must be an IP address or a host's name")
+    return address
 
 
 def _title(text: str) -> str:
@@ -74,6 +89,8 @@ def _listed(given: object) -> object:
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 Place = Annotated[str, AfterValidator(_place)]
 """A path, URL or network address."""
+Directory = Annotated[Place, AfterValidator(_directory)]
+Host = Annotated[str, AfterValidator(_host)]
 Title = Annotated[str, AfterValidator(_title)]
 """What tables call something."""
-RanksOfNodes = Annotated[tuple[Ranks, ...], BeforeValidator(_listed), Unit("ranks"), Field(max_length=16_384)]
+RanksOfNodes = Annotated[tuple[Ranks, ...], BeforeValidator(_listed), Unit("ranks"), Field(max_length=8192)]

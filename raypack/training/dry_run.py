@@ -35,9 +35,7 @@ def dry_run(config: Config, console: Console | None = None) -> None:
     console = console or Console()
     run = prepare_run(config)
     check_writable(run.run_dir)
-    if root := config.train.checkpoint_root:
-        # A probe in a directory would leave the folder of the run behind.
-        check_storage(config, run.run_dir, config.timeouts.actor) if is_url(root) else check_writable(Path(root))
+    _check_checkpoint_root(config, run.run_dir)
     planner = StepPlanner(config, Corpus.open(run.corpus))
     topology = planned_topology(config, planner.cluster, config.topology.workers)
     longest = planner.check_longest(topology)
@@ -55,6 +53,14 @@ def dry_run(config: Config, console: Console | None = None) -> None:
     console.print(_placements(first.plan))
     console.print(_against_baselines(first, cost(first.plan), planner.cluster.name))
     _say(console, "all checks passed; to start the run, give the same command without --dry-run")
+
+
+def _check_checkpoint_root(config: Config, run_dir: Path) -> None:
+    root = config.train.checkpoint_root
+    if is_url(root):
+        check_storage(config, run_dir, config.timeouts.actor)
+    elif root:  # the probe of `check_storage` would leave the run's folder behind
+        check_writable(Path(root) / run_dir.name, "train.checkpoint_root")
 
 
 def _say(console: Console, text: str) -> None:

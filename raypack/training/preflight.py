@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 import torch
 
-from raypack.config import ClusterConfig, Config, TopologySection, evenly
+from raypack.config import ClusterConfig, Config, ObserveSection, TopologySection, evenly
 from raypack.data.corpus import Corpus, check_vocabulary
 from raypack.data.splits import training_stream
 from raypack.data.stream import StreamCounts
@@ -76,7 +76,7 @@ def check_machine(config: Config) -> None:
 
     Raises:
         RaypackError: fewer GPUs than the workers ask for, far too few cores or too little memory for so many workers,
-            or a named port of /metrics that is in use.
+            or a port or address that /metrics cannot be served at.
     """
     topology, observe = config.topology, config.observe
     if topology.gpus_per_worker > 0:
@@ -84,7 +84,8 @@ def check_machine(config: Config) -> None:
         if topology.least * topology.gpus_per_worker > there:
             raise _too_small(topology, "GPU", there, "this machine")
     _check_size(topology)
-    if observe.port and observe.bind != NODE_ADDRESS:
+    default = ObserveSection()
+    if observe.bind != NODE_ADDRESS and (observe.port, observe.bind) != (default.port, default.bind):
         Endpoint(Exporter("probe"), observe.bind, observe.port).close()
 
 

@@ -31,7 +31,10 @@ JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 def absolute(path: str) -> Path:
     """Relative to the current directory; in a Ray job to RAYPACK_HOME, for there the current one may be a throw-away
     copy."""
-    given = Path(path).expanduser()
+    try:
+        given = Path(path).expanduser()
+    except RuntimeError:
+        raise RaypackError(f"{path}: there is no such user; give the directory itself") from None
     base = raypack_home() if JOB_MARK in os.environ else Path.cwd()
     return given if given.is_absolute() else (base / given).absolute()
 
@@ -88,8 +91,8 @@ def resume_notes(config: Config) -> list[str]:
     return newest(Store.of(config, absolute(config.run.root) / config.run.name))[1]
 
 
-def check_writable(run_dir: Path) -> None:
-    """That a run could begin in `run_dir`, which may not be there yet; writes nothing.
+def check_writable(run_dir: Path, setting: str = "run.root") -> None:
+    """That a run could begin in `run_dir`, which may not be there yet and is below `setting`; writes nothing.
 
     Raises:
         RaypackError: it cannot be made or written, its disk is nearly full, or another driver holds it.
@@ -100,7 +103,7 @@ def check_writable(run_dir: Path) -> None:
     there = next(path for path in (run_dir, *run_dir.parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         code = errno.EACCES if there.is_dir() else errno.ENOTDIR
-        raise _unwritable(run_dir, OSError(code, os.strerror(code)))
+        raise _unwritable(run_dir, OSError(code, os.strerror(code)), setting)
     _check_free(there)
 
 
@@ -171,5 +174,5 @@ def keep_plan(run_dir: Path, plan: Plan) -> None:
         raise _unwritable(run_dir, error) from None
 
 
-def _unwritable(run_dir: Path, error: OSError) -> RaypackError:
-    return RaypackError(f"cannot write to {run_dir}: {error.strerror or error}; choose another run.root")
+def _unwritable(run_dir: Path, error: OSError, setting: str = "run.root") -> RaypackError:
+    return RaypackError(f"cannot write to {run_dir}: {error.strerror or error}; choose another {setting}")
