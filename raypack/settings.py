@@ -96,7 +96,7 @@ def first_fault(error: ValidationError, where: str = "", kind: type[BaseModel] =
     given, known = fault["input"], _fields_at(kind, inside[:-1])
     if fault["type"] == "extra_forbidden":
         return _unknown_key(kind, where, inside, path, isinstance(given, dict))
-    if fault["type"] == "model_type":
+    if fault["type"] == "model_type" and inside and inside[-1] in known:
         return f"{path} = {shown(given)}: must be a section of settings, [{path}] and a key on each line below it"
     text = fault["msg"].removeprefix("Value error, ")
     text = re.sub(r"^\w+ should\b", "must", text)
