@@ -24,8 +24,8 @@ def load(*arguments: str) -> Config:
 
 
 def test_flags_lie_over_the_file_and_the_file_over_the_defaults() -> None:
-    config = load("--train.lr", "0.5", "--topology.nodes", "[2, 6]", "--plan.keep", "true", "--run.name=here")
-    assert (config.train.lr, config.topology.nodes, config.plan.keep) == (0.5, (2, 6), True)
+    config = load("--train.lr", "0.5", "--topology.nodes", "[1, 3]", "--plan.keep", "true", "--run.name=here")
+    assert (config.train.lr, config.topology.nodes, config.plan.keep) == (0.5, (1, 3), True)
     assert config.model.experts == 8  # the file's
     assert config.train.beta2 == Config().train.beta2  # the default
     assert config.run.name == "here"
@@ -38,7 +38,7 @@ def test_a_run_without_a_name_gets_the_files_and_the_time() -> None:
 
 
 def test_both_shipped_run_files_load() -> None:
-    assert load("--run", str(LOCAL)).topology.nodes == (4, 4)
+    assert load("--run", str(LOCAL)).topology.nodes == (2, 2)
     gpu = load("--run", str(GPU))
     assert gpu.topology.workers == 64
     assert (gpu.model.layers, gpu.model.experts, gpu.model.window) == (48, 128, 4096)
@@ -81,10 +81,10 @@ def test_what_a_run_resolved_loads_again(tmp_path: Path) -> None:
         (["--model.pattern", "FX"], ["'FX'", "F (full)"]),
         (["--model.preset", "none-such"], ["no model preset 'none-such'", "1f3s-30b-a3b"]),
         (["--model.preset", "1f3s-30b"], ["did you mean 1f3s-30b-a3b?"]),
-        (["--topology.nodes", "[4, 3]"], ["nodes = [4, 3]", "workers = 8"]),
+        (["--topology.nodes", "[4, 3]"], ["nodes = [4, 3]", "workers = 4"]),
         (["--topology.nodes", "[9, -1]"], ["nodes = [9, -1]", "positive"]),
         (["--topology.nodes", "x"], ["topology.nodes", "integer"]),
-        (["--topology.workers", "5"], ['--topology.nodes "[3, 2]"', "--topology.workers 8"]),
+        (["--topology.workers", "5"], ['--topology.nodes "[3, 2]"', "--topology.workers 4"]),
         (["--topology.workers", "1"], ['--topology.nodes "[1]"']),
         (["--topology.workers", "0"], ["topology.workers", "greater than or equal to 1"]),
         (["--observe.port", "70000"], ["observe.port", "65535"]),
