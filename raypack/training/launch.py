@@ -35,7 +35,14 @@ from raypack.training.elastic import RunTrainer, WorkerGroups
 from raypack.training.ending import reason_of
 from raypack.training.last_lines import FINISHED, last_lines, short
 from raypack.training.loop import Job
-from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
+from raypack.training.preflight import (
+    check_checkpoint,
+    check_corpus_named,
+    check_machine,
+    check_places,
+    check_plan,
+    check_resources,
+)
 from raypack.training.preflight_storage import check_storage
 from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, resume_notes, write_config
 from raypack.training.start_watch import StartWatch, living_workers
@@ -115,18 +122,20 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
 
 def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
     """Every check that needs no Ray; writes nothing but, on first use, the default corpus."""
+    bar = view is None  # else the view has a spinner
     view = view or RunView(Console(quiet=True), config.run.steps)
+    check_corpus_named(config)
+    if not address_of(config):
+        check_machine(config)
     run_dir, resume = resolve_run(config)
     with view.phase("corpus", _corpus_in_words(config)) as said:
-        path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=False)
+        path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=bar)
         corpus = Corpus.open(path)
         said.append(f"{path}: {len(corpus.lengths):,} documents, {int(corpus.lengths.sum()):,} tokens")
     with view.phase("checks") as said:
         counts = check_plan(config, corpus)
         if resume is not None:
             check_checkpoint(resume, config, corpus)
-        if not address_of(config):
-            check_machine(config)
         run = Prepared(config, path, run_dir, resume, counts)
         said.extend(run.notes)
     return run
