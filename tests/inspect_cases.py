@@ -62,8 +62,8 @@ def _report(rank: int, step: int, attempt: int, world: int, loss: float) -> Rank
         plan_wait_seconds=0.001 * (1 + step % 4),
         exchanged={("full_in", "inter"): inter, ("full_out", "inter"): inter // 2, ("sparse_in", "intra"): 2_000_000},
         collected={("gradient_reduce", "inter"): 1_000_000},
-        phases={"plan_wait": 0.002, "forward": 0.6, "backward": 1.1, "gradient_reduce": 0.2, "optimizer": 0.05}
-        | ({"checkpoint": 0.4} if step % 10 == 9 else {}),
+        phases={"plan_wait": 0.002, "forward": 0.5, "backward": 0.9, "gradient_reduce": 0.2, "optimizer": 0.05},
+        checkpoint_seconds=0.4 if step % 10 == 9 else None,
         layers={("full", "forward"): 0.3, ("full", "backward"): 0.6, ("sparse", "forward"): 0.25,
                 ("sparse", "backward"): 0.4, ("head", "forward"): 0.05, ("head", "backward"): 0.1},
         exchange_seconds={"full_in": 0.1, "full_out": 0.05, "sparse_in": 0.02},

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from raypack.errors import RaypackError
 from raypack.observe import metrics
 from raypack.observe.exporter import Endpoint, Exporter
+from raypack.observe.merge import merge
 from raypack.observe.metrics import METRICS, Label, Metric
-from raypack.observe.record import StepRecord, merge
+from raypack.observe.record import StepRecord
 from raypack.parallel.ledger import COLLECTIVES, SITES
 from raypack.planning.load import SITES as PLANNED_SITES
 from tests.observe_cases import FACTS, record, report
@@ -115,7 +116,7 @@ def test_a_record_shows_as_the_declared_series() -> None:
     assert found["raypack_plans_total", (("policy", "joint"),)] == 2
     assert found["raypack_block_samples_total", (("block", "parent"), ("width", "2"))] == 2
     assert found["raypack_rank_tokens", (("rank", "1"),)] == 2
-    assert found["raypack_phase_seconds", (("phase", "forward"),)] == 2.0
+    assert found["raypack_phase_seconds", (("phase", "forward"),)] == 1.5
 
 
 def test_series_of_closed_sets_are_there_before_their_first_event() -> None:

@@ -9,8 +9,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from raypack.errors import RaypackError
-from raypack.observe.metrics import METRICS, PHASES, POLICY, Metric
-from raypack.observe.record import Bytes, StepRecord
+from raypack.observe.metrics import METRICS, POLICY, Metric
+from raypack.observe.record import PHASES, Bytes, StepRecord
 from raypack.parallel.ledger import COLLECTIVES
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raypack.errors import RaypackError
+from raypack.observe.record import PHASES
 from raypack.parallel.ledger import COLLECTIVES, SCOPES, SITES
 from raypack.planning.load import SITES as PLANNED_SITES
 from raypack.planning.plan import POLICIES
@@ -21,10 +22,6 @@ LAYERS = ("embed", "full", "sparse", "linear", "head")
 DIRECTIONS = ("forward", "backward")
 FATES = ("kept", "truncated", "skipped_long", "skipped_short")
 UNITS = ("", "bytes", "seconds", "ratio", "tokens")
-PHASES = (
-    "plan_wait", "prepare", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
-    "other",
-)  # fmt: skip
 _NAME = re.compile(r"raypack_[a-z0-9]+(_[a-z0-9]+)*")
 _LABEL = re.compile(r"[a-z]+(_[a-z]+)*")
 
@@ -150,10 +147,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("raypack_plan_wait_seconds", "gauge", "seconds", "Longest wait of a rank for the last step's plan"),
     Metric("raypack_plan_late_seconds_total", "counter", "seconds", "Time that steps waited for their plans"),
     Metric("raypack_plan_bound_ratio", "gauge", "ratio", "Planned seconds over the area bound, last step"),
-    Metric("raypack_phase_seconds", "gauge", "seconds", "Phases of the last step on their slowest rank", (PHASE,)),
+    Metric(
+        "raypack_phase_seconds", "gauge", "seconds",
+        "Phases of the last step, means over the ranks; they add up to the step", (PHASE,),
+    ),
     Metric(
         "raypack_layer_seconds", "gauge", "seconds",
-        "Layers of one kind in the last step, exchanges included, on their slowest rank", (LAYER, DIRECTION),
+        "Layers of one kind in the last step, exchanges included, means over the ranks", (LAYER, DIRECTION),
     ),
     Metric("raypack_rank_tokens", "gauge", "tokens", "Tokens in the child layout, last step", (RANK,)),
     Metric("raypack_rank_busy_seconds", "gauge", "seconds", "Own computation, last step", (RANK,)),

@@ -164,7 +164,7 @@ class RunObserver:
             replayed = self._is_replayed(record)
             self._note_reached(record)
             self._count += 1
-            self._recent.append(record)
+            self._recent.append(record.compact())
             for sink in self._sinks:
                 try:
                     sink.update(record, replayed)

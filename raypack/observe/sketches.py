@@ -9,14 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from raypack.observe.record import StepRecord, by_scope, imbalance
+from raypack.observe.record import PHASES, StepRecord, by_scope
 from raypack.observe.series import Columns, scope_bytes
+from raypack.observe.spread import SHARES
 
-# Work of a step in the order it happens; `prepare` runs beside it and is no part of it.
-STACKED = (
-    "plan_wait", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
-)  # fmt: skip
-BESIDE = ("prepare",)
 RANKS_DRAWN = 512
 
 
@@ -51,8 +47,7 @@ def _loss(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) ->
 def _phases(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     (axis,) = axes
     found = kept.named(lambda r: r.phase_seconds)
-    names = [name for name in STACKED if name in found]
-    names += [name for name in found if name not in (*STACKED, *BESIDE)]
+    names = [name for name in PHASES if name in found]
     if names:
         axis.stackplot(kept.steps, [found[name] for name in names], labels=names, alpha=0.75)
     axis.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", linewidth=1, label="step, slowest rank")
@@ -156,8 +151,8 @@ def _balance(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord])
     (axis,) = axes
     drawn = False
     for label, get in (
-        ("busy seconds", lambda r: imbalance(r.rank_busy_seconds)),
-        ("tokens", lambda r: imbalance(r.rank_tokens)),
+        ("busy seconds", lambda r: r.imbalance("busy_seconds")),
+        ("tokens", lambda r: r.imbalance("tokens")),
         ("experts", lambda r: r.expert_load),
     ):
         values = kept.of(get)
@@ -175,7 +170,7 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     (axis,) = axes
     busy = kept.ranks(lambda r: r.rank_busy_seconds)[:, :RANKS_DRAWN]
     if not np.isfinite(busy).any():
-        return False
+        return _rank_spread(axis, kept)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = busy / np.nanmean(np.where(np.isfinite(busy), busy, np.nan), axis=1, keepdims=True)
     steps = kept.steps
@@ -192,6 +187,23 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     _across_steps(axis, "rank")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     return True
+
+
+def _rank_spread(axis: Axes, kept: Columns) -> bool:
+    """Of worlds that are too large for a row each."""
+    drawn = False
+    for at, share in enumerate(SHARES):
+        values = kept.of(
+            lambda r, at=at: s.quantiles[at] / s.mean if (s := r.spread("busy_seconds")) and s.mean > 0 else None  # type: ignore[misc]
+        )
+        if np.isfinite(values).any():
+            name = f"{share:.0%} of the ranks below" if 0 < share < 1 else ("least", "most")[at > 0]
+            axis.plot(kept.steps, values, label=name)
+            drawn = True
+    if drawn:
+        _across_steps(axis, "busy / mean")
+        axis.legend(fontsize=8, frameon=False)
+    return drawn
 
 
 def _planning(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
@@ -250,7 +262,9 @@ def _mark_restarts(axis: Axes, kept: Columns) -> None:
 
 SKETCHES = (
     Sketch("Loss", "Dashed: restarts. Red: steps that all ranks skipped.", _loss),
-    Sketch("Step time by phase", "Each phase on its slowest rank, so a stack can stand above the step.", _phases),
+    Sketch(
+        "Step time by phase", "Means over the ranks. Waiting: for slower ranks, before gradients are summed.", _phases
+    ),
     Sketch("Speed", "Each token once. MFU: share of the peak that the summary names.", _speed, 2),
     Sketch("Exchange bytes against static and dynamic plans", "The same samples, other plans.", _bytes, 2),
     Sketch("Bytes by site", "Light: inside nodes. Full: across.", _sites),
@@ -259,7 +273,7 @@ SKETCHES = (
     ),
     Sketch("Imbalance", "1 = even.", _balance),
     Sketch("Busy by rank", "A red row is a slow machine; red dots everywhere are plans that do not balance.", _ranks),
-    Sketch("Layers by kind", "Exchanges included, each on its slowest rank.", _layers),
+    Sketch("Layers by kind", "Exchanges included, means over the ranks.", _layers),
     Sketch("Planning", "1 = no plan can be faster.", _planning, 2),
     Sketch("Attempts", "Dashed: restarts. A step that falls back is replayed from a checkpoint.", _attempts, 2),
 )

@@ -58,7 +58,7 @@ class Summary(BaseModel):
     dynamic_step_seconds: float | None = Field(None, description="as plan_step_seconds, of the dynamic plans")
     bytes_static: Bytes = Field({}, description="as bytes, of the static plans")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plans")
-    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, each on its slowest rank")
+    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, over the ranks; they add up")
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over ranks and steps")
 
     @property
