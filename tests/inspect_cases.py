@@ -30,7 +30,7 @@ def write_run(run_dir: Path, steps: int = 40, finish: str = "finished", loss: fl
     observer = RunObserver(str(run_dir), run_dir.name, notes=("nodes are simulated",))
     (run_dir / "config.toml").write_text(tomli_w.dumps(CONFIG.model_dump()))
     clock = iter(range(10**9))
-    observer._collector._clock = lambda: 1.7e9 + 30.0 * next(clock)
+    observer._started, observer._collector._clock = 1.7e9, lambda: 1.7e9 + 30.0 * next(clock)
     for attempt, world in enumerate(WORLDS):
         observer.begin(attempt, world)
         AttemptLog(run_dir).add("started", attempt, world=world)

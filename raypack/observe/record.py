@@ -121,6 +121,7 @@ class StepRecord(BaseModel):
     step: int = Field(ge=0, description="optimizer step, from 0")
     attempt: int = Field(ge=0, description="start of the worker group, counted over the run")
     time: float = Field(0.0, description="Unix seconds when the record was made")
+    run_seconds: float | None = Field(None, description="since the run's start, when the record was made")
     epoch: int = Field(0, description="epoch of the first sample")
     first_sample: int = Field(0, description="place of the first sample in the epoch's order")
     sample_count: int = Field(0, description="samples of the step")
