@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dashboards.panels import Query
+from dashboards.panels import ANNOTATIONS, Query
 from dashboards.rules import ALERTS, RECORDINGS
 from dashboards.sheet import Source, draw, queries
 from raypack.cli import main
@@ -92,6 +92,14 @@ def test_the_run_can_be_inspected(scraped: Scraped, tmp_path: Path) -> None:
 def test_every_panel_has_data_in_every_query(scraped: Scraped) -> None:
     empty = [f"{board}, {panel.title}: {query.expr}" for board, panel, query in queries() if not has(scraped, query)]
     assert empty == []
+    assert [mark.name for mark in ANNOTATIONS if not scraped.source.marks(mark)] == []
+
+
+def test_marks_are_where_the_records_have_checkpoints(scraped: Scraped) -> None:
+    saved = [record.time for record in read_steps(scraped.run_dir) if record.checkpointed]
+    (marked,) = [scraped.source.marks(mark) for mark in ANNOTATIONS if mark.name == "Checkpoints"]
+    assert len(saved) == 3
+    assert marked == pytest.approx(saved[: len(marked)], abs=1e-2)
 
 
 def has(scraped: Scraped, query: Query) -> bool:
