@@ -150,7 +150,9 @@ def _plot(axis: Axes, panel: Panel, lines: Sequence[Line], start: float) -> None
             below.update(zip(line.times.tolist(), values.tolist(), strict=True))
         axis.plot(line.times - start, values, linewidth=1, marker="." if len(values) < 4 else None, label=line.name)
     if panel.limit is not None:
+        shown = axis.get_ylim()
         axis.axhline(panel.limit, color="red", linestyle="--", linewidth=0.8)
+        axis.set_ylim(shown)  # a limit that is far off is not shown, as in Grafana
     more = f" (+{len(lines) - LINES_MAX})" if len(lines) > LINES_MAX else ""
     axis.set_ylabel(panel.unit + more, fontsize=7)
     axis.legend(fontsize=5.5, ncols=2, loc="best", framealpha=0.6)
