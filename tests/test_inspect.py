@@ -134,6 +134,12 @@ def test_a_page_of_a_long_run_stays_small() -> None:
     assert sum(len(plot.svg) for plot in made) < 2_000_000
 
 
+def test_ranks_of_a_large_world_are_drawn_by_their_spread() -> None:
+    made = {plot.title: plot.svg for plot in plots([record(step, world=100).compact() for step in range(5)])}
+    assert "95% of the ranks below" in made["Busy by rank"]
+    assert "largest / mean" in made["Imbalance"]
+
+
 def test_a_run_of_an_older_version_gives_a_page_without_what_it_lacks(tmp_path: Path) -> None:
     lines = [f'{{"step": {n}, "attempt": 0, "loss": {5 - n}.0, "sample_count": 3, "seconds": 1.0}}' for n in range(4)]
     (tmp_path / "steps.jsonl").write_text("\n".join(lines) + "\n")
