@@ -168,7 +168,7 @@ def _state(step: int) -> StreamState:
 def planned_of(plan: Plan) -> PlannedStep:
     sites = {site: {"intra": 0, "inter": 1_000_000} for site in ("full_in", "full_out", "sparse_in", "sparse_out")}
     flops = model_flops(MODEL, list(LENGTHS))
-    return PlannedStep(plan, 0.01, 0.1, 1.01, flops, sites, sites, {2: 1, 1: 3}, {2: 1, 1: 3})
+    return PlannedStep(plan, 0.01, 0.1, 1.01, flops, 0.1, 0.1, sites, sites, {2: 1, 1: 3}, {2: 1, 1: 3})
 
 
 def _rows(samples: Any, lengths: Any, lows: Any, highs: Any) -> Any:

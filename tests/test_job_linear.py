@@ -27,7 +27,7 @@ def test_a_hybrid_of_linear_and_full_layers_learns_and_reports_its_gathers(tmp_p
         tmp_path,
         tiny_corpus(tmp_path / "corpus"),
         model=model,
-        plan={"policy": "static", "attention": "kv_gather", "rank_tokens_max": 200},
+        plan={"policy": "joint", "attention": "kv_gather", "rank_tokens_max": 200},
         run={"steps": STEPS},
         train={"lr": 1e-2},
     )
@@ -38,12 +38,14 @@ def test_a_hybrid_of_linear_and_full_layers_learns_and_reports_its_gathers(tmp_p
     losses = [record.loss for record in records]
     assert np.mean(losses[-2:]) < np.mean(losses[:2]) - 0.1
     for record in records:
-        assert record.parent_widths == record.child_widths == {2: record.sample_count}
+        assert record.parent_widths == record.child_widths
         assert not any(sum(scopes.values()) for scopes in record.bytes.values())
+        assert sum(record.bytes_static["full_in"].values()) > 0, "the baseline exchanges heads"
+    wide = [record for record in records if 2 in record.child_widths]
+    assert wide
+    for record in wide:
         for op in ("state_gather", "kv_gather"):
-            assert record.collective_bytes[op] == record.bytes_static[op]
             assert record.collective_bytes[op]["inter"] > 0
-    assert len({record.collective_bytes["state_gather"]["inter"] / record.rounds for record in records}) == 1
     summary = read_summary(tmp_path / "runs" / "r")
     assert summary is not None
     assert summary.stop_reason == "finished"

@@ -12,7 +12,7 @@ from raypack.errors import RaypackError
 from raypack.parallel.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.plan import POLICIES, Placement, Plan, Round, check_plan
-from raypack.planning.policies import make_plan
+from raypack.planning.policies import BASELINES, make_plan
 from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, lengths, models
 
@@ -31,7 +31,8 @@ def test_forced_gathers_have_parent_equal_child_and_gather_wherever_there_is_com
     check_plan(plan)
     for p in plan.placements:
         assert p.parent == p.child
-        assert p.attention == ("kv_gather" if p.parent.width > 1 else "ulysses")
+        heads = policy in BASELINES or p.parent.width == 1
+        assert p.attention == ("ulysses" if heads else "kv_gather")
     figures = evaluate(plan, CLUSTER, model)
     assert figures.seconds >= figures.bound_seconds * (1 - 1e-9)
 
@@ -46,13 +47,14 @@ def test_free_choice_is_never_slower_than_exchanging_heads(model, policy, seed):
 
 
 def test_keys_are_gathered_where_they_are_few_and_heads_exchanged_where_they_are_many():
+    """Documents that need all four ranks, over slow links."""
     gathered = {}
+    slow = CLUSTER.model_copy(update={"rank_tokens_max": 400, "intra_rate": 1e8})
     for kv_heads in (1, 8):
         model = HYBRID.model_copy(update={"kv_heads": kv_heads, "width": 32, "ffn_width": 32})
         plan = make_plan(
-            Samples.of_lengths([1000] * 8), Topology((4,)), CLUSTER.model_copy(update={"rank_tokens_max": 8192}), model,
-            "static", attention="auto", longest=20_000,
-        )  # fmt: skip
+            Samples.of_lengths([1000] * 8), Topology((4,)), slow, model, "joint", attention="auto", budget=50
+        )
         assert all(p.parent.width == 4 for p in plan.placements)
         gathered[kv_heads] = {p.attention for p in plan.placements}
     assert gathered == {1: {"kv_gather"}, 8: {"ulysses"}}
@@ -61,7 +63,7 @@ def test_keys_are_gathered_where_they_are_few_and_heads_exchanged_where_they_are
 @settings(max_examples=25, deadline=None)
 @given(model=models(), seed=st.integers(0, 50), attention=st.sampled_from(["auto", "kv_gather"]))
 def test_bounds_stay_below_plans_with_gathers(model, seed, attention):
-    figures = evaluate(plan_of(seed, model, "dynamic", attention, (2, 2, 1)), CLUSTER, model)
+    figures = evaluate(plan_of(seed, model, "joint", attention, (2, 2, 1)), CLUSTER, model)
     assert figures.bound_seconds <= figures.seconds * (1 + 1e-9)
     assert figures.plain_bound_seconds <= figures.seconds * (1 + 1e-9)
 

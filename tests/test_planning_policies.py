@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypack.config import ModelConfig, load_cluster
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.plan import POLICIES, plan_from_json
-from raypack.planning.policies import make_plan
+from raypack.planning.policies import BASELINES, make_plan, make_plans
 from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, NODES, lengths
 
@@ -62,7 +63,7 @@ def test_the_order_of_samples_does_not_matter(seed: int, policy: str, random) ->
 SCRIPT = """
 import sys
 from raypack.parallel.topology import Topology
-from raypack.planning.policies import make_plan
+from raypack.planning.policies import BASELINES, make_plan, make_plans
 from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, lengths
 
@@ -205,3 +206,25 @@ def test_in_lockstep_parents_balance_attention_and_children_balance_tokens() -> 
         seconds[policy] = evaluate(plan, cluster, SMALL_HEADS).seconds
     assert seconds["joint"] < 0.97 * seconds["dynamic"]
     assert any(p.parent.width > p.child.width for p in plan.placements)
+
+
+@pytest.mark.parametrize("attention", ["ulysses", "auto", "hsap"])
+def test_the_baselines_exchange_heads_and_have_no_children_whatever_attention_the_others_may_use(
+    attention: str,
+) -> None:
+    """One document of 16,384 on two nodes of four: `static` needs one node, and sends nothing between nodes."""
+    model = ModelConfig(window=256, width=64, experts=8, experts_active=2, expert_width=64, shared_expert_width=64)
+    model = model.model_copy(update={"layers": 4})
+    cluster = load_cluster("local-2x4")
+    plans = make_plans(
+        Samples.of_lengths([16_384]), Topology((4, 4)), cluster, model, "joint",
+        attention=attention, longest=16_384, itemsize=4, budget=50,
+    )  # fmt: skip
+    assert set(plans) == {"static", "dynamic", "joint"}
+    for policy in BASELINES:
+        assert all(p.parent == p.child and p.attention == "ulysses" for p in plans[policy].placements)
+        assert plans[policy].policy == policy
+    static, dynamic = (evaluate(plans[policy], cluster, model, itemsize=4) for policy in BASELINES)
+    assert static.seconds == pytest.approx(26.4206549)
+    assert static.bytes_of("inter") == 0
+    assert dynamic.seconds == pytest.approx(9.6115151616)

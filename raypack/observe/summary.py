@@ -40,6 +40,10 @@ class Summary(BaseModel):
     seconds: float = Field(0.0, description="sum over the steps")
     mean_step_seconds: float | None = Field(None, description="mean")
     median_step_seconds: float | None = Field(None, description="median")
+    wall_seconds: float | None = Field(None, description="from the run's start to the last record")
+    goodput: float | None = Field(None, description="share of wall_seconds that went into effective steps")
+    checkpoints: int = Field(0, description="begun, of all attempts")
+    checkpoint_seconds: float = Field(0.0, description="that ranks stood still for them, after steps")
     tokens: int = Field(0, description="each counted once")
     tokens_per_second: float | None = Field(None, description="tokens / seconds")
     mfu: float | None = Field(None, description="share of the peak, weighted by seconds; null where unknown")
@@ -53,9 +57,12 @@ class Summary(BaseModel):
     child_widths: dict[int, int] = Field({}, description="samples by child width")
     bytes: Bytes = Field({}, description="exchanges, by site and scope")
     collective_bytes: Bytes = Field({}, description="other collectives, by operation and scope")
+    plan_step_seconds: float | None = Field(None, description="sum over the steps, by the cost model")
+    static_step_seconds: float | None = Field(None, description="as plan_step_seconds, of the static plans")
+    dynamic_step_seconds: float | None = Field(None, description="as plan_step_seconds, of the dynamic plans")
     bytes_static: Bytes = Field({}, description="as bytes, of the static plans")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plans")
-    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, each on its slowest rank")
+    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, over the ranks; they add up")
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over ranks and steps")
 
     @property
@@ -83,6 +90,7 @@ def summarise(
     kept = [r for r in records if r.effective and r.sample_count > 0]
     losses = [r.loss for r in kept if r.applied and r.loss is not None]
     seconds = sum(r.seconds for r in kept)
+    wall = max((r.run_seconds for r in records if r.run_seconds is not None), default=None)
     tokens = sum(r.tokens for r in kept)
     with_mfu = [r for r in kept if r.mfu is not None]
     ratios = [r.plan_bound_ratio for r in kept if r.plan_bound_ratio is not None]
@@ -105,6 +113,10 @@ def summarise(
         seconds=seconds,
         mean_step_seconds=seconds / len(kept) if kept else None,
         median_step_seconds=statistics.median(r.seconds for r in kept) if kept else None,
+        wall_seconds=wall,
+        goodput=sum(r.seconds for r in records if r.effective) / wall if wall else None,
+        checkpoints=sum(r.checkpointed for r in records),
+        checkpoint_seconds=sum(r.checkpoint_seconds or 0.0 for r in records),
         tokens=tokens,
         tokens_per_second=tokens / seconds if seconds > 0 else None,
         mfu=_weighted_mfu(with_mfu),
@@ -118,6 +130,9 @@ def summarise(
         child_widths=_total(r.child_widths for r in kept),
         bytes=_total_bytes(r.bytes for r in kept),
         collective_bytes=_total_bytes(r.collective_bytes for r in kept),
+        plan_step_seconds=_sum([r.plan_step_seconds for r in kept]),
+        static_step_seconds=_sum([r.static_step_seconds for r in kept]),
+        dynamic_step_seconds=_sum([r.dynamic_step_seconds for r in kept]),
         bytes_static=_total_bytes(r.bytes_static for r in kept),
         bytes_dynamic=_total_bytes(r.bytes_dynamic for r in kept),
         phase_seconds={
@@ -150,6 +165,12 @@ def read_summary(run_dir: str | Path) -> Summary | None:
 def _weighted_mfu(records: Sequence[StepRecord]) -> float | None:
     seconds = sum(r.seconds for r in records)
     return sum((r.mfu or 0.0) * r.seconds for r in records) / seconds if seconds > 0 else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None where one of them is unknown: a part of the steps would compare with nothing."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _total(counts: Iterable[dict[int, int]]) -> dict[int, int]:

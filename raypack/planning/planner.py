@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from raypack.errors import RaypackError
 from raypack.parallel.topology import Topology
 from raypack.planning.evaluate import Evaluation, evaluate
 from raypack.planning.plan import Plan, StreamState
-from raypack.planning.policies import make_plan
+from raypack.planning.policies import BASELINES, make_plans
 from raypack.planning.table import Samples
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
@@ -36,14 +36,20 @@ NICE = 19
 class PlannedStep:
     """A plan and what the planner says of it; crosses processes once a node.
 
-    `bytes_static` and `bytes_dynamic` are what the plans of those policies would send for the same samples.
+    Attributes:
+        plan_seconds: how long the planner took, baselines included.
+        plan_step_seconds: of the plan, by the cost model.
+        static_step_seconds, dynamic_step_seconds: of the baselines' plans for the same samples.
+        bytes_static, bytes_dynamic: {site: {scope: bytes}} that these plans would send.
     """
 
     plan: Plan
     plan_seconds: float
-    seconds: float
+    plan_step_seconds: float
     bound_ratio: float
     model_flops: float
+    static_step_seconds: float
+    dynamic_step_seconds: float
     bytes_static: dict[str, dict[str, int]]
     bytes_dynamic: dict[str, dict[str, int]]
     parent_widths: Mapping[int, int] = field(default_factory=dict)
@@ -83,20 +89,22 @@ class StepPlanner:
         """
         taken = self.stream.step(before)
         started = time.perf_counter()
-        plan = self._make(taken.samples, topology, self.config.plan.policy).at(step, taken.before, taken.after)
+        policy = self.config.plan.policy
+        plans = self._make(taken.samples, topology, policy, BASELINES)
+        figures = {name: self._evaluate(plan) for name, plan in plans.items()}
         plan_seconds = time.perf_counter() - started
-        figures = self._evaluate(plan)
-        others = {"static": figures, "dynamic": figures}
-        for policy in set(others) - {plan.policy}:
-            others[policy] = self._evaluate(self._make(taken.samples, topology, policy))
+        plan, own = plans[policy].at(step, taken.before, taken.after), figures[policy]
+        static, dynamic = (figures[name] for name in BASELINES)
         return PlannedStep(
             plan=plan,
             plan_seconds=plan_seconds,
-            seconds=figures.seconds,
-            bound_ratio=figures.bound_ratio,
-            model_flops=figures.model_flops,
-            bytes_static=others["static"].bytes,
-            bytes_dynamic=others["dynamic"].bytes,
+            plan_step_seconds=own.seconds,
+            bound_ratio=own.bound_ratio,
+            model_flops=own.model_flops,
+            static_step_seconds=static.seconds,
+            dynamic_step_seconds=dynamic.seconds,
+            bytes_static=static.bytes,
+            bytes_dynamic=dynamic.bytes,
             parent_widths=dict(sorted(Counter(p.parent.width for p in plan.placements).items())),
             child_widths=dict(sorted(Counter(p.child.width for p in plan.placements).items())),
         )
@@ -105,22 +113,31 @@ class StepPlanner:
         """Raises RaypackError where a sample of `data.max_sample_tokens` fits no block of `topology`."""
         longest = self.config.data.max_sample_tokens
         try:
-            self._make(Samples.of_lengths([longest]), topology, "dynamic")
+            self._make(Samples.of_lengths([longest]), topology, self.config.plan.policy, budget=0)
         except RaypackError as error:
             raise RaypackError(f"data.max_sample_tokens = {longest}: {str(error).removeprefix('sample 0: ')}") from None
 
     def held_out_plan(self, topology: Topology) -> Plan | None:
         """One plan for the held-out samples; None where there are none."""
-        return self._make(self.held_out, topology, self.config.plan.policy) if self.held_out is not None else None
+        policy = self.config.plan.policy
+        return self._make(self.held_out, topology, policy)[policy] if self.held_out is not None else None
 
-    def _make(self, samples: Samples, topology: Topology, policy: str) -> Plan:
-        return make_plan(
+    def _make(
+        self,
+        samples: Samples,
+        topology: Topology,
+        policy: str,
+        baselines: Collection[str] = (),
+        budget: int | None = None,
+    ) -> dict[str, Plan]:
+        return make_plans(
             samples,
             topology,
             self.cluster,
             self.config.model,
             policy,
-            budget=self.config.plan.budget,
+            baselines=baselines,
+            budget=self.config.plan.budget if budget is None else budget,
             longest=self.config.data.max_sample_tokens,
             recompute=self.config.train.recompute,
             itemsize=self.itemsize,

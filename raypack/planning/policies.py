@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
@@ -20,6 +24,8 @@ from raypack.planning.table import Samples, Table, table_of
 from raypack.planning.uniform import dynamic_table, static_table
 
 CHOICES = ("ulysses", "kv_gather", "hsap", "auto")
+BASELINES = ("static", "dynamic")
+"""What every table compares with: heads exchanged, parent = child, whatever `attention` allows the others."""
 DEFAULT_BUDGET = 10_000
 """Evaluations of local search where nothing else is said (`plan.budget` of a run)."""
 
@@ -32,24 +38,44 @@ def make_plan(
     policy: str,
     *,
     step: int = 0,
+    **options: Any,
+) -> Plan:
+    """Plan one step. Pure: the same plan for the same samples in any order, on any machine.
+
+    Arguments, options and errors as `make_plans`.
+    """
+    plans = make_plans(samples, topology, cluster, model, policy, baselines=(), **options)
+    return replace(plans[policy], step=step)
+
+
+def make_plans(
+    samples: Samples,
+    topology: Topology,
+    cluster: ClusterConfig,
+    model: ModelConfig,
+    policy: str,
+    *,
+    baselines: Collection[str] = BASELINES,
     budget: int = DEFAULT_BUDGET,
     longest: int = 0,
     recompute: str = "none",
     itemsize: int = ITEMSIZE,
     attention: str = "ulysses",
-) -> Plan:
-    """Plan one step. Pure: the same plan for the same samples in any order, on any machine.
+) -> dict[str, Plan]:
+    """The plan of `policy`, and those of the baselines for the same samples, by policy; each is made once.
 
     Args:
         samples: documents of the step (`Samples`: ids, lengths, labels).
         topology: ranks and nodes to plan for; rates, cap and sync come from `cluster`.
         policy: static, dynamic, repack, repack+parents or joint.
+        baselines: some of `BASELINES`.
         budget: evaluations of local search; 0 = plain greedy.
         longest: longest sample that the run allows, tokens: fixes the width of `static`; 0 = longest of the step.
         recompute: of every round.
         itemsize: bytes of one exchanged number.
-        attention: of full layers: ulysses; kv_gather (then parent = child, so policies beyond `dynamic` give its plan);
-            hsap for all parents over nodes; auto, kv_gather or hsap where it is cheaper in the plan that ulysses gets.
+        attention: of full layers, for policies beyond the baselines: ulysses; kv_gather (then parent = child, and all
+            of them give one plan); hsap for all parents over nodes; auto, kv_gather or hsap where it is cheaper in the
+            plan that ulysses gets.
 
     Raises:
         RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere, hsap
@@ -65,15 +91,25 @@ def make_plan(
         raise RaypackError(f"attention = {attention!r}: one of {', '.join(CHOICES)}")
     if attention == "hsap":
         check_even(topology)
-    costs, forced = Costs(model, cluster, itemsize), "kv_gather" if attention == "kv_gather" else "ulysses"
-    problem = Problem(samples.canonical(), topology, costs, cluster.sync, longest, recompute, budget, forced)
-    problem.check_fits()
-    table = best_table(problem, "dynamic" if forced != "ulysses" and policy != "static" else policy)
-    if attention == "auto":
-        table = spread_where_cheaper(problem, gather_where_cheaper(problem, table))
-    elif attention == "hsap":
-        table = spread_everywhere(problem, table)
-    return table.to_plan(topology, policy, step)
+    heads = Problem(
+        samples.canonical(), topology, Costs(model, cluster, itemsize), cluster.sync, longest, recompute, budget
+    )
+    own = replace(heads, attention="kv_gather") if attention == "kv_gather" and policy not in BASELINES else heads
+    own.check_fits()  # where gathered keys fit, exchanged heads do
+    tables: dict[str, Table] = {}
+    if own is heads:
+        tables = tables_up_to(heads, max([policy, *baselines], key=POLICIES.index))
+    else:
+        if baselines:
+            tables = tables_up_to(heads, max(baselines, key=POLICIES.index))
+        tables[policy] = tables_up_to(own, "dynamic")["dynamic"]
+    if policy not in BASELINES and attention == "auto":
+        tables[policy] = spread_where_cheaper(heads, gather_where_cheaper(heads, tables[policy]))
+    elif policy not in BASELINES and attention == "hsap":
+        tables[policy] = spread_everywhere(heads, tables[policy])
+    return {
+        name: table.to_plan(topology, name) for name, table in tables.items() if name == policy or name in baselines
+    }
 
 
 def repack_plan(
@@ -114,21 +150,26 @@ def repack_plan(
     return made.at(plan.step, plan.before, plan.after)
 
 
-def best_table(problem: Problem, policy: str) -> Table:
-    """The plan of a policy as a table; each policy starts from, and may return, the one before it."""
-    static = static_table(problem)
+def tables_up_to(problem: Problem, policy: str) -> dict[str, Table]:
+    """The plan of `policy` and of those before it, as tables; each starts from, and may return, the one before it."""
+    made = {"static": static_table(problem)}
     if policy == "static":
-        return static
-    dynamic = _better(problem, dynamic_table(problem), static)
+        return made
+    dynamic = made["dynamic"] = _better(problem, dynamic_table(problem), made["static"])
     if policy == "dynamic":
-        return dynamic
-    repacked = repack_table(problem, dynamic)
+        return made
+    repacked = made["repack"] = repack_table(problem, dynamic)
     if policy == "repack":
-        return repacked
-    parents = repack_parents_table(problem, dynamic, repacked)
-    if policy == "repack+parents":
-        return parents
-    return joint_table(problem, [dynamic, repacked, parents])
+        return made
+    parents = made["repack+parents"] = repack_parents_table(problem, dynamic, repacked)
+    if policy == "joint":
+        made["joint"] = joint_table(problem, [dynamic, repacked, parents])
+    return made
+
+
+def best_table(problem: Problem, policy: str) -> Table:
+    """The plan of a policy as a table."""
+    return tables_up_to(problem, policy)[policy]
 
 
 def _better(problem: Problem, first: Table, second: Table) -> Table:
