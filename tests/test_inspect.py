@@ -106,7 +106,7 @@ def test_every_plot_is_there_with_its_axes_and_legends(page: Text) -> None:
         assert f"{sketch.title}." in page.text
     for wanted in (
         "held-out", "replayed later", "plan_wait", "gradient_reduce", "MFU", "static plans", "sparse_in",
-        "MB a step across nodes", "width (ranks)", "busy / mean", "plan / area bound", "full backward", "step", "ranks",
+        "MB a step across nodes", "width (ranks)", "busy / mean", "plan / area bound", "full backward", "modelled", "step", "ranks",
     ):  # fmt: skip
         assert wanted in page.text, wanted
 
@@ -191,6 +191,7 @@ def test_two_runs_are_compared_by_figure_sample_and_setting(run_dir: Path, tmp_p
     assert data["names"] == ["two-attempts", "other"]
     assert data["figures"]["last loss"]["ratios"] == [1, pytest.approx(1.1)]
     assert data["figures"]["inter MB a step"]["ratios"] == [1, 1]
+    assert data["figures"]["x static, modelled"]["values"] == [pytest.approx(1.3)] * 2
     assert (data["common_steps"], data["same_samples"]) == (60, 60)
     assert data["largest_loss_gap"][1] == pytest.approx(0.1)
     assert data["differing"] == {"plan.policy": ["joint", "static"]}

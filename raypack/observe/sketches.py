@@ -90,6 +90,24 @@ def _speed(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     return True
 
 
+def _modelled(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
+    left, right = axes
+    planned = kept.of(lambda r: r.plan_step_seconds)
+    if not np.isfinite(planned).any():
+        return False
+    left.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", label="measured")
+    left.plot(kept.steps, planned, label="this plan, modelled")
+    _across_steps(left, "seconds")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize=8, frameon=False)
+    for label, get in (("static", lambda r: r.static_step_seconds), ("dynamic", lambda r: r.dynamic_step_seconds)):
+        right.plot(kept.steps, kept.of(get) / planned, label=label)
+    right.axhline(1, color="black", linestyle=":", linewidth=1)
+    _across_steps(right, "seconds of other plans / this plan's")
+    right.legend(fontsize=8, frameon=False)
+    return True
+
+
 def _bytes(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     for axis, scope, where in zip(axes, ("inter", "intra"), ("across nodes", "inside nodes"), strict=True):
         for policy, label in (("static", "static plans"), ("dynamic", "dynamic plans"), ("", "sent")):
@@ -284,6 +302,12 @@ SKETCHES = (
         _phases,
     ),
     Sketch("Speed", "Each token once. MFU: share of the peak that the summary names.", _speed, 2),
+    Sketch(
+        "Seconds against the model, static and dynamic plans",
+        "Right: the same samples by the cost model; above 1 this plan is faster.",
+        _modelled,
+        2,
+    ),
     Sketch("Exchange bytes against static and dynamic plans", "The same samples, other plans.", _bytes, 2),
     Sketch("Bytes by site", "Light: inside nodes. Full: across.", _sites),
     Sketch(
