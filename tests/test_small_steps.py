@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from raypack.config import TrainSection
+from raypack.errors import Leaving, RaypackError
 from raypack.planning.plan import Plan, Round
-from raypack.training.step import StepResult, train_step
+from raypack.training.replicas import check_replicas
+from raypack.training.step import StepResult, evaluate_loss, train_step
 from raypack.training.work import prepare
 from tests import threads
 from tests.ranks import (
@@ -131,3 +133,46 @@ def test_ranks_with_different_plans_all_raise_the_same_error_before_the_first_ex
 def test_trouble_of_one_rank_is_the_error_of_all():
     texts = threads.run(4, disagreeing_on_rank, Case(tiny_model()), [[HEADS]] * 4, {2: "the disk is gone"})
     assert texts == ["rank 2 cannot go on: the disk is gone"] * 4
+
+
+def held_out_on_rank(rank: int, world: int, case: Case, plan: Plan) -> float:
+    trainer = make_trainer(case, plan.topology)
+    return evaluate_loss(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
+
+
+@pytest.mark.parametrize("shard", ["none", "world"])
+def test_the_held_out_loss_is_the_mean_over_the_labels_of_all_ranks_and_rounds(shard):
+    case = Case(tiny_model(), FP64.model_copy(update={"shard": shard}))
+    right = float(Plain(case).loss(HEADS).detach())
+    assert threads.run(4, held_out_on_rank, case, HEADS) == pytest.approx([right] * 4, rel=1e-10)
+
+
+def leaving_on_rank(rank: int, world: int, case: Case, plan: Plan) -> str:
+    trainer = make_trainer(case, plan.topology)
+    work = prepare(plan, plan.topology, rank, case.model, loader(case))
+    with pytest.raises(Leaving) as left:
+        train_step(trainer, work, leave=rank == 2)
+    return str(left.value)
+
+
+def test_where_one_rank_was_asked_to_leave_all_leave_before_the_step():
+    assert threads.run(4, leaving_on_rank, Case(tiny_model()), HEADS) == ["before step 0"] * 4
+
+
+def replicas_on_rank(rank: int, world: int, case: Case, plan: Plan, spoiled: str) -> str:
+    trainer = make_trainer(case, plan.topology)
+    tensors = dict(trainer.parameters.model.named_parameters()) | dict(trainer.parameters.model.named_buffers())
+    check_replicas(trainer, 7)
+    with torch.no_grad():
+        if rank == 1:
+            tensors[spoiled].view(-1)[0] += 2.0**-30
+    with pytest.raises(RaypackError) as differ:
+        check_replicas(trainer, 8)
+    return str(differ.value)
+
+
+@pytest.mark.parametrize("spoiled", ["norm.weight", "layers.1.ffn.bias"])
+def test_a_bit_that_differs_on_one_rank_is_named_on_all(spoiled):
+    for text in threads.run(4, replicas_on_rank, Case(tiny_model(), FP64), HEADS, spoiled):
+        assert "rank 1 brings weights" in text
+        assert "after 8 steps" in text
