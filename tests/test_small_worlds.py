@@ -97,7 +97,7 @@ ROOMY = load_cluster("local-2x4", {"rank_tokens_max": 10_000})
     ],
     ids=["heads", "sharded", "gathered", "hsap-sharers", "hsap-uneven", "gated", "decayed"],
 )
-def test_loss_and_gradients_are_those_of_one_rank_and_bytes_those_of_the_cost_model(model, plan, shard):
+def test_a_step_is_that_of_one_rank_and_sends_what_the_cost_model_says(model, plan, shard):
     ledgers = check(threads, Case(model, FP64.model_copy(update={"shard": shard})), plan)
     sent = sum((Counter(ledger[kind]) for ledger in ledgers for kind in ("exchanged", "collected")), Counter())
     for site, scopes in evaluate(plan, ROOMY, model, itemsize=8).bytes.items():
