@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tests.mutant_list import MUTANTS, Mutant
 
@@ -99,9 +99,8 @@ def _run(mutants: Sequence[Mutant], copy: Path, console: Console) -> int:
         console.print(_tail(said), markup=False, highlight=False)
         console.print("A named test fails without any mutant: mend that first.")
         return 1
-    table = Table("mutant", "file", "test")
-    table.add_column(no_wrap=True)
-    table.add_column("seconds", no_wrap=True, justify="right")
+    fixed = {"no_wrap": True, "overflow": "ignore"}
+    table = Table(Column("mutant", **fixed), "file", Column("test", overflow="fold"), Column(**fixed), "seconds")
     outcomes, trouble = [], []
     with console.status("") as status:
         for number, m in enumerate(mutants, 1):
@@ -113,7 +112,9 @@ def _run(mutants: Sequence[Mutant], copy: Path, console: Console) -> int:
             if outcomes[-1] == "BROKEN":
                 trouble.append(f"{m.name}: pytest exit code {code}\n{_tail(said)}")
             name = m.test.removeprefix("tests/").replace("::", " ")
-            table.add_row(m.name, m.file, escape(name), outcomes[-1], f"{time.monotonic() - began:.1f}")
+            table.add_row(
+                m.name, m.file.removeprefix("raypack/"), escape(name), outcomes[-1], f"{time.monotonic() - began:.1f}"
+            )
     console.print(table)
     for each in trouble:
         console.print(each, markup=False, highlight=False)
