@@ -103,8 +103,8 @@ def test_low_precision_stays_near_the_fp64_oracle(dtype: torch.dtype, tolerance:
 
 
 def test_gradients_of_a_key_that_several_chunks_saw_are_summed_in_fp32() -> None:
-    """Queries 127, 255 and 511 weigh the first value by 1/128, 1/256 and 1/512, and give it 1, 2^-8 and 2^-8: a bf16 sum
-    would drop both small terms."""
+    """Queries 127, 255 and 511 weigh the first value by 1/128, 1/256 and 1/512, and give it 1, 2^-8 and 2^-8; a bf16
+    sum would drop both small terms."""
     q, k, v, grad = (torch.zeros(520, 1, 8, dtype=torch.bfloat16) for _ in range(4))
     for query, share in ((127, 1.0), (255, 2.0**-8), (511, 2.0**-8)):
         grad[query] = (query + 1) * share
