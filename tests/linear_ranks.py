@@ -116,20 +116,6 @@ def gather_on_rank(rank: int, world: int, nodes: tuple[int, ...], round_: Round,
     return dict(wire.ledger.collected)
 
 
-def traced_on_rank(rank: int, world: int) -> list[tuple[str, float, float]]:
-    """(name, start, end) of what a trace shows of one L layer, forward and backward."""
-    layout, wire = set_up(round_of(2, 400), (2,))
-    plan = plan_states(layout, rank, layout.segments(rank))
-    q = torch.randn(layout.rows(rank), KV_HEADS, 2, DIM, requires_grad=True)
-    k = torch.randn(layout.rows(rank), KV_HEADS, DIM, requires_grad=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
-        linear_attention(q, k, k, None, plan, wire, chunk=16).sum().backward()
-    names = {"state_gather start": "start", "state_gather wait": "wait", "linear inside": "inside"}
-    names["_InsideBackward"] = "inside"
-    events = [(names[e.name], e.time_range.start, e.time_range.end) for e in trace.events() if e.name in names]
-    return sorted(events, key=lambda e: e[1])
-
-
 def calls_on_rank(rank: int, world: int, case: Case, plan: Plan) -> int:
     """Gathers of states in one step, forward, backward and replays."""
     trainer = make_trainer(case, plan.topology)

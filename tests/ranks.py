@@ -108,25 +108,41 @@ def losses_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tupl
     return losses, {name: full(p) for name, p in trainer.parameters.masters.items()}
 
 
+class Plain:
+    """The model of a case on one rank without any parallelism, by the slow reference.
+
+    Attributes:
+        parameters: leaves, under the names that the product gives them.
+    """
+
+    def __init__(self, case: Case) -> None:
+        model = HybridModel(case.model)
+        initialize(model, case.model, case.seed)
+        self.case, dtype = case, getattr(torch, case.train.dtype)
+        self.parameters = {name: p.detach().to(dtype).requires_grad_() for name, p in model.named_parameters()}
+        self._named = {reference_name(name): p for name, p in self.parameters.items()}
+        self._named.update({reference_name(name): b for name, b in model.named_buffers()})
+
+    def loss(self, plan: Plan) -> torch.Tensor:
+        """Mean over the plan's labels."""
+        case = self.case
+        documents = [document(p.sample, p.length, case.model.vocabulary) for p in plan.placements]
+        labels = [
+            labels_of(d) if p.sample not in case.masked else np.full(len(d), -100)
+            for d, p in zip(documents, plan.placements, strict=True)
+        ]
+        total = reference_loss(
+            case.model, self._named, [torch.from_numpy(d) for d in documents], [torch.from_numpy(x) for x in labels]
+        )
+        return total / max(1, plan.labels)
+
+
 def oracle(case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and gradients of the same samples on one rank without any parallelism, by the slow reference."""
-    dtype = getattr(torch, case.train.dtype)
-    model = HybridModel(case.model)
-    initialize(model, case.model, case.seed)
-    state = {name: p.detach().to(dtype).requires_grad_() for name, p in model.named_parameters()}
-    named = {reference_name(name): p for name, p in state.items()}
-    named.update({reference_name(name): b for name, b in model.named_buffers()})
-    documents = [document(p.sample, p.length, case.model.vocabulary) for p in plan.placements]
-    labels = [
-        labels_of(d) if p.sample not in case.masked else np.full(len(d), -100)
-        for d, p in zip(documents, plan.placements, strict=True)
-    ]
-    total = reference_loss(
-        case.model, named, [torch.from_numpy(d) for d in documents], [torch.from_numpy(x) for x in labels]
-    )
-    loss = total / max(1, plan.labels)
-    grads = torch.autograd.grad(loss, list(state.values()), allow_unused=True)
-    pairs = zip(state.items(), grads, strict=True)
+    """Loss and gradients of the same samples on one rank."""
+    plain = Plain(case)
+    loss = plain.loss(plan)
+    grads = torch.autograd.grad(loss, list(plain.parameters.values()), allow_unused=True)
+    pairs = zip(plain.parameters.items(), grads, strict=True)
     return float(loss.detach()), {n: full(g if g is not None else torch.zeros_like(p)) for (n, p), g in pairs}
 
 
@@ -156,6 +172,37 @@ def hidden_on_rank(
             model(tokens, each.labels, each.frame, trainer.wire)
         hook.remove()
         found.update({place: kept[0][row].numpy().copy() for row, place in enumerate(where)})
+    return found
+
+
+Rows = dict[tuple[int, int], np.ndarray]
+"""A vector for (sample, position)."""
+
+
+def layer_outputs_on_rank(rank: int, world: int, case: Case, plan: Plan) -> dict[str, Rows]:
+    """What the attention and the feed-forward part of every layer add to each token that this rank holds."""
+    trainer = make_trainer(case, plan.topology)
+    model = trainer.parameters.model
+    found: dict[str, Rows] = {}
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_: Any, __: Any, out: Any) -> None:
+            kept[name] = out[0] if isinstance(out, tuple) else out  # of a MoE: rows and their routing
+
+        return hook
+
+    for number, layer in enumerate(model.layers):
+        for part in ("attention", "ffn"):
+            getattr(layer, part).register_forward_hook(keep(f"{number}.{part}"))
+    for each in prepare(plan, plan.topology, rank, case.model, loader(case)).rounds:
+        s = each.frame.segments
+        samples = np.repeat(each.frame.samples[s.placement], s.lengths)
+        where = list(zip(samples.tolist(), s.positions.tolist(), strict=True))
+        with torch.no_grad():
+            model(each.tokens, each.labels, each.frame, trainer.wire)
+        for name, rows in kept.items():
+            found.setdefault(name, {}).update(zip(where, full(rows), strict=True))
     return found
 
 

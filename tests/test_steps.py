@@ -20,7 +20,6 @@ from tests.ranks import (
     groups_made_on_rank,
     hidden_on_rank,
     losses_on_rank,
-    oracle,
     routed_gradients_on_rank,
     stepping_on_rank,
     tiny_model,
@@ -109,17 +108,6 @@ def test_fp32_with_saved_routing_agrees_to_1e_5_and_with_free_routing_in_the_los
     flips = sum(free[key] != experts for key, experts in chosen.items())
     assert len(free) == len(chosen)
     assert flips <= 0.01 * len(chosen), f"{flips} of {len(chosen)} tokens chose other experts"
-
-
-def test_bf16_stays_within_2_percent_of_the_fp64_loss(pool):
-    """bf16 has 8 bits: an activation is off by 0.4 %; the mean over 60 labels of four layers stays below 2 %."""
-    model = tiny_model(layers=4, pattern="FSSS")
-    expected, _ = oracle(Case(model), REPACKED)
-    for shard in ("none", "world"):
-        case = Case(model, TrainSection(dtype="bfloat16", shard=shard, chunk_tokens=16))
-        for got, seen, _ in pool.run(4, gradients_on_rank, case, REPACKED):
-            assert got == pytest.approx(expected, rel=0.02)
-            assert all(np.isfinite(g).all() for g in seen.values())
 
 
 @pytest.mark.parametrize("shard", ["none", "world"])
