@@ -117,7 +117,17 @@ class Problem:
         return whole.without_empty_rounds()
 
     def judge(self, table: Table) -> float:
-        """Seconds of a candidate; infinite where it exceeds a memory limit."""
+        """Seconds of a candidate; infinite where it exceeds a memory limit. Policies meet the same plans again."""
+        key = table.digest
+        if key not in self._judged:
+            self._judged[key] = self._seconds(table)
+        return self._judged[key]
+
+    @cached_property
+    def _judged(self) -> dict[bytes, float]:
+        return {}
+
+    def _seconds(self, table: Table) -> float:
         loads = load_rounds(table, self.topology, self.costs)
         limit = self.cap * (1 + 1e-9)
         for load in loads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -69,6 +70,9 @@ def _integers(values: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
+COLUMNS = ("round", "parent_first", "parent_width", "child_first", "child_width", "attention")
+
+
 @dataclass(frozen=True)
 class Table:
     """All placements of a plan. Row i is sample i of `samples`; int64 arrays [samples].
@@ -91,6 +95,15 @@ class Table:
     @property
     def rounds(self) -> int:
         return len(self.recompute)
+
+    @property
+    def digest(self) -> bytes:
+        """Of everything in it."""
+        columns = (self.samples.ids, self.samples.lengths, *(getattr(self, name) for name in COLUMNS))
+        made = hashlib.blake2b(repr(self.recompute).encode(), digest_size=16)
+        for column in columns:
+            made.update(np.ascontiguousarray(column, dtype=np.int64))
+        return made.digest()
 
     def in_round(self, number: int) -> RoundTable:
         """The rows of one round, in canonical order."""
@@ -118,8 +131,7 @@ class Table:
     def canonical(self) -> Table:
         """The same plan, rows in the planner's order of samples."""
         order = self.samples.order
-        names = ("round", "parent_first", "parent_width", "child_first", "child_width", "attention")
-        return replace(self, samples=self.samples.canonical(), **{name: getattr(self, name)[order] for name in names})
+        return replace(self, samples=self.samples.canonical(), **{name: getattr(self, name)[order] for name in COLUMNS})
 
     def without_empty_rounds(self) -> Table:
         used, index = np.unique(self.round, return_inverse=True)
