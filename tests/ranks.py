@@ -33,6 +33,7 @@ class Case:
     train: TrainSection = field(default_factory=lambda: TrainSection(dtype="float64", chunk_tokens=16))
     seed: int = 3
     masked: tuple[int, ...] = ()  # samples without any label
+    device: str = "cpu"  # "cuda" = the rank's own
 
 
 def tiny_model(**changes: Any) -> ModelConfig:
@@ -67,7 +68,7 @@ def loader(case: Case):
 
 
 def make_trainer(case: Case, topology: Topology, steps: int = 20, poison: bool = True) -> Trainer:
-    device = torch.device("cpu")
+    device = torch.device(case.device)
     groups = Groups(topology, device, timeout=60.0)
     ledger = Ledger(topology, dist.get_rank())
     parameters = build_parameters(case.model, case.train, case.seed, groups, device)
@@ -77,7 +78,7 @@ def make_trainer(case: Case, topology: Topology, steps: int = 20, poison: bool =
 
 def full(tensor: torch.Tensor) -> np.ndarray:
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach().double().numpy().copy()
+    return whole.detach().double().cpu().numpy().copy()
 
 
 def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray], dict]:

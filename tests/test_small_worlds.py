@@ -88,7 +88,7 @@ LINEAR = tiny_model(
         (LINEAR, TIED, "none"),
         (LINEAR.model_copy(update={"linear_decay": "head", "tied_head": True}), TIED, "none"),
     ],
-    ids=["heads", "sharded", "gathered keys", "hsap", "gated states", "decayed states"],
+    ids=["heads", "sharded", "gathered", "hsap", "gated", "decayed"],
 )
 def test_loss_and_gradients_are_those_of_one_rank(model, plan, shard):
     check(threads, Case(model, FP64.model_copy(update={"shard": shard})), plan)
@@ -174,7 +174,7 @@ EVERY_KIND = tiny_model(
 @pytest.mark.parametrize(
     ("plan", "shard"),
     [(HEADS, "none"), (HEADS, "world"), (GATHERED, "none"), (SPREAD, "none")],
-    ids=["heads", "sharded", "gathered keys", "hsap"],
+    ids=["heads", "sharded", "gathered", "hsap"],
 )
 def test_in_bf16_every_gradient_and_what_every_layer_adds_stay_near_fp64(plan, shard):
     case = Case(EVERY_KIND, TrainSection(dtype="bfloat16", shard=shard, chunk_tokens=16))

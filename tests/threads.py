@@ -10,6 +10,7 @@ takes its place, and here too.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import traceback
@@ -41,6 +42,8 @@ def run(world: int, function: Callable[..., Any], *args: Any, timeout: float = 6
         except Exception as error:
             errors[rank] = (type(error).__name__, str(error), traceback.format_exc())
         finally:
+            if rank in errors:
+                gc.collect()  # what its frames held: a group that is gone fails the ranks that wait in it
             if dist.is_initialized():
                 dist.destroy_process_group()
 
