@@ -274,17 +274,11 @@ def disagreeing_on_rank(rank: int, world: int, case: Case, plans: list[list[Plan
     return "no error"
 
 
-def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[int, int]:
-    """Groups after the start, and how many more were made while stepping."""
+def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan], calls: list[int]) -> tuple[int, int]:
+    """Groups after the start, and how many more were made while stepping; `calls` has the rank of each that is made."""
     trainer = make_trainer(case, plans[0].topology, poison=False)
     assert trainer.groups is not None
-    made = len(trainer.groups)
-    calls = []
-    original = dist.new_group
-    dist.new_group = lambda *a, **k: calls.append(a) or original(*a, **k)
-    try:
-        for plan in plans:
-            train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
-    finally:
-        dist.new_group = original
-    return made, len(calls)
+    made = len(trainer.groups), calls.count(rank)
+    for plan in plans:
+        train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
+    return made[0], calls.count(rank) - made[1]

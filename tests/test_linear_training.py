@@ -14,12 +14,12 @@ from tests.ranks import Case, losses_on_rank, tiny_model
 
 pytestmark = pytest.mark.pool
 
-STEPS = 16
+STEPS = 8
 MODEL = tiny_model(
     pattern="LLLF", layers=4, heads=8, kv_heads=2, width=16, experts=0, linear_decay="gate", linear_conv=4,
     linear_feature="silu", linear_chunk=8,
 )  # fmt: skip
-TRAIN = TrainSection(dtype="float64", chunk_tokens=64, lr=1e-2, warmup_steps=2)
+TRAIN = TrainSection(dtype="float64", chunk_tokens=64, lr=2e-2, warmup_steps=1)
 
 
 def plans_for(nodes: tuple[int, ...], attention: str) -> list[Plan]:
@@ -52,4 +52,4 @@ def test_loss_curves_are_equal_on_1_2_4_and_8_ranks_and_fall(pool):
             assert all(np.array_equal(weights[n], results[0][1][n]) for n in weights)
     for nodes, curve in curves.items():
         assert curve == pytest.approx(curves[1,], rel=1e-8), nodes
-        assert np.mean(curve[-4:]) < np.mean(curve[:4]) - 0.1
+        assert np.mean(curve[-2:]) < np.mean(curve[:2]) - 0.1
