@@ -99,9 +99,11 @@ def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[fl
     return result.loss, seen, ledger
 
 
-def losses_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Train one step a plan: the losses, and the weights at the end."""
-    trainer = make_trainer(case, plans[0].topology, steps=len(plans), poison=False)
+def losses_on_rank(
+    rank: int, world: int, case: Case, plans: list[Plan], steps: int
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Train one step a plan, of a run of `steps`: the losses, and the weights at the end."""
+    trainer = make_trainer(case, plans[0].topology, steps=steps, poison=False)
     losses = []
     for plan in plans:
         work = prepare(plan, plan.topology, rank, case.model, loader(case))
