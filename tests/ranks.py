@@ -100,10 +100,10 @@ def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[fl
 
 
 def losses_on_rank(
-    rank: int, world: int, case: Case, plans: list[Plan], steps: int
+    rank: int, world: int, case: Case, plans: list[Plan], steps: int | None = None
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Train one step a plan, of a run of `steps`: the losses, and the weights at the end."""
-    trainer = make_trainer(case, plans[0].topology, steps=steps, poison=False)
+    """Train one step a plan, of a run of `steps`, by default as many: the losses, and the weights at the end."""
+    trainer = make_trainer(case, plans[0].topology, steps=steps or len(plans), poison=False)
     losses = []
     for plan in plans:
         work = prepare(plan, plan.topology, rank, case.model, loader(case))

@@ -182,7 +182,7 @@ def test_every_policy_gives_the_same_loss_curve(pool):
         ]
         made = [plan.at(i, None, None) for i, plan in enumerate(made)]
         widths[policy] = {(p.parent.width, p.child.width) for plan in made for p in plan.placements}
-        results = pool.run(4, losses_on_rank, Case(model, train), made, len(made))
+        results = pool.run(4, losses_on_rank, Case(model, train), made)
         curves[policy] = results[0][0]
         for losses, weights in results:
             assert losses == results[0][0]
