@@ -23,7 +23,7 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-train: $(STAMP) ## train the default 1F3S model on 8 local workers (ARGS="--section.key value")
+train: $(STAMP) ## train the default 1F3S model on 4 local workers (ARGS="--section.key value")
 	$(BIN)/python jobs/train_1f3s.py $(ARGS)
 
 # One thread a process: the ranks of a pool share the cores. Ray's token authentication is for clusters, not tests.
