@@ -250,8 +250,8 @@ def all_figures(rank: int, world: int) -> dict:
 
 
 @pytest.mark.pool
-def test_every_rank_measures_the_same_seconds(processes) -> None:
-    results = processes.run(6, all_figures)
+def test_every_rank_measures_the_same_seconds(pool) -> None:
+    results = pool.run(6, all_figures)
     assert all(r == results[0] for r in results), "the slowest rank's seconds are everybody's"
     assert results[0]["intra"].amounts == (1000.0, 4000.0), "two others of the node, equal parts"
     assert results[0]["inter"].amounts == (999.0, 3999.0), "three ranks of the other node, equal parts"

@@ -281,6 +281,7 @@ def on_s3(rank: int, world: int, function: Callable[..., Any], case: Case, addre
 
 
 @pytest.mark.pool
+@pytest.mark.rest
 def test_ranks_write_to_s3_together_and_another_world_reads_it(bucket: Callable[[str], str], processes: Any) -> None:
     case, root = of("world"), bucket("raypack/runs/ranks")
     tensors, losses = processes.run(3, on_s3, saved_on_rank, case, root)[0]
