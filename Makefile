@@ -8,7 +8,7 @@ ARGS ?=
 # Cheapest kind first; ranks or Ray start only after the pure tests have been seen.
 STAGES := "not pool and not ray" "pool and not ray" "ray"
 
-.PHONY: help setup train test test-rest test-all chaos lint format bench dashboards clean
+.PHONY: help setup train test test-rest test-all mutants chaos lint format bench dashboards clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -55,6 +55,9 @@ lint: $(STAMP) ## ruff (lint and format) and mypy on the pure core
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+mutants: $(STAMP) ## make small wrong edits in a copy: which one does its test not catch (ARGS="--list --only NAME")
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 chaos: export OMP_NUM_THREADS ?= 1
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from tests.mutant_list import MUTANTS, Mutant
@@ -99,11 +99,13 @@ def _run(mutants: Sequence[Mutant], copy: Path, console: Console) -> int:
         console.print(_tail(said), markup=False, highlight=False)
         console.print("A named test fails without any mutant: mend that first.")
         return 1
-    table = Table("mutant", "file", "test", "", "seconds")
-    table.columns[-1].justify = "right"
+    table = Table("mutant", "file", "test")
+    table.add_column(no_wrap=True)
+    table.add_column("seconds", no_wrap=True, justify="right")
     outcomes, trouble = [], []
-    with Live(table, console=console):
-        for m in mutants:
+    with console.status("") as status:
+        for number, m in enumerate(mutants, 1):
+            status.update(f"{number} of {len(mutants)}: {m.name}")
             began = time.monotonic()
             with edited(copy, m):
                 code, said = pytest_in(copy, [m.test], LIMIT)
@@ -111,7 +113,8 @@ def _run(mutants: Sequence[Mutant], copy: Path, console: Console) -> int:
             if outcomes[-1] == "BROKEN":
                 trouble.append(f"{m.name}: pytest exit code {code}\n{_tail(said)}")
             name = m.test.removeprefix("tests/").replace("::", " ")
-            table.add_row(m.name, m.file, name, outcomes[-1], f"{time.monotonic() - began:.1f}")
+            table.add_row(m.name, m.file, escape(name), outcomes[-1], f"{time.monotonic() - began:.1f}")
+    console.print(table)
     for each in trouble:
         console.print(each, markup=False, highlight=False)
     caught = outcomes.count("caught")

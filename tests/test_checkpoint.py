@@ -214,27 +214,6 @@ def test_a_rank_that_waits_too_short_is_heard_by_all_and_nothing_hangs(processes
         assert step == 2
 
 
-def drifted_on_rank(rank: int, world: int, case: Case) -> str:
-    trainer = make_trainer(case, plan_for(world).topology, poison=False)
-    check_replicas(trainer, 0)
-    if rank == 2:
-        with torch.no_grad():
-            next(iter(trainer.parameters.masters.values())).view(-1)[0] += 1e-7
-    try:
-        check_replicas(trainer, 4)
-    except RaypackError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.pool
-def test_a_replica_that_drifted_by_one_bit_is_named_on_all_ranks(processes: Any) -> None:
-    texts = processes.run(3, drifted_on_rank, Case(tiny_model(), TrainSection(chunk_tokens=16)))
-    assert len(set(texts)) == 1
-    assert "rank 2 brings weights" in texts[0]
-    assert "after 4 steps" in texts[0]
-
-
 def test_every_tensor_is_written_by_one_rank_and_all_write_about_the_same() -> None:
     tensors = {f"t{i}": torch.zeros(40 + i) for i in range(50)} | {"bias": torch.zeros(())}
     shares = [share(tensors, rank, 4) for rank in range(4)]

@@ -6,30 +6,26 @@ shows first, and what `make mutants` leans on.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
-from raypack.config import TrainSection
+from raypack.config import TrainSection, load_cluster
+from raypack.parallel.halo import halo_rows, plan_halo
+from raypack.parallel.kv_gather import gather_keys, plan_gather
 from raypack.parallel.topology import Block
+from raypack.planning.evaluate import evaluate
 from raypack.planning.plan import Placement, Plan, Round
-from raypack.training.step import StepResult, train_step
-from raypack.training.work import prepare
 from tests import threads
+from tests.linear_ranks import set_up
 from tests.ranks import (
     Case,
-    Plain,
     Rows,
-    full,
     gradients_on_rank,
     layer_outputs_on_rank,
-    loader,
-    make_trainer,
     oracle,
-    routed_gradients_on_rank,
     tiny_model,
 )
 from tests.test_invariant import check
@@ -37,33 +33,23 @@ from tests.test_invariant import check
 FP64 = TrainSection(dtype="float64", chunk_tokens=7)
 
 
-def place(sample: int, length: int, parent: tuple[int, int], child: tuple[int, int], attention: str = "ulysses"):
+def place(
+    sample: int, length: int, parent: tuple[int, int], child: tuple[int, int], attention: str = "ulysses"
+) -> Placement:
     return Placement(sample, length, Block(*parent), Block(*child), length - 1, attention)
 
 
-# Two nodes of two. Documents longer than every window and over rank and node borders, nested children, one that never
-# travels, a document of one token, two rounds.
-NODES = (2, 2)
+# Documents longer than every window and over the borders of ranks and nodes, children inside parents and inside each
+# other, documents that never travel, one of a single token; two rounds, the second of which is replayed.
 HEADS = Plan(
-    NODES,
+    (2, 2),
     (
         Round((place(0, 30, (0, 4), (0, 2)), place(1, 11, (0, 4), (3, 1)), place(2, 9, (1, 1), (1, 1)))),
         Round((place(3, 17, (2, 2), (2, 2)), place(4, 1, (0, 4), (0, 4))), "full"),
     ),
 )
-TIED = Plan(
-    NODES,
-    (
-        Round((place(0, 23, (0, 4), (0, 4)), place(1, 3, (0, 4), (0, 4)), place(2, 13, (0, 2), (0, 2)))),
-        Round((place(3, 9, (0, 4), (0, 4)), place(4, 17, (2, 2), (2, 2)), place(5, 5, (1, 1), (1, 1))), "full"),
-    ),
-)
-GATHERED = Plan(
-    NODES,
-    tuple(Round(tuple(p._replace(attention="kv_gather") for p in r.placements), r.recompute) for r in TIED.rounds),
-)
 SPREAD = Plan(
-    NODES,
+    (2, 2),
     (
         Round(
             (place(0, 40, (0, 4), (0, 2), "hsap"), place(1, 21, (0, 4), (2, 2), "hsap"), place(2, 9, (0, 4), (3, 1)))
@@ -71,11 +57,31 @@ SPREAD = Plan(
         Round((place(3, 33, (0, 4), (0, 1), "hsap"), place(4, 7, (1, 1), (1, 1))), "full"),
     ),
 )
+# Blocks of four, three and two ranks around one rank; borders just behind the first token of a document, inside
+# documents that fill whole shards, and between shards that are shorter than a convolution.
+STREAMS = Plan(
+    (3, 1),
+    (
+        Round(
+            (
+                *(place(i, n, (0, 4), (0, 4)) for i, n in enumerate((6, 5, 15))),
+                place(3, 4, (0, 3), (0, 3)),
+                place(4, 13, (0, 2), (0, 2)),
+            )
+        ),
+        Round((place(5, 9, (0, 4), (0, 4)), place(6, 17, (0, 3), (0, 3)), place(7, 5, (1, 1), (1, 1))), "full"),
+    ),
+)
+GATHERED = Plan(
+    STREAMS.nodes,
+    tuple(Round(tuple(p._replace(attention="kv_gather") for p in r.placements), r.recompute) for r in STREAMS.rounds),
+)
 # Attention that is not uniform at the start (norms of Q and K), a window and sinks that bite.
 SOFTMAX = tiny_model(pattern="FS", window=4, sinks=2, qk_norm=True, shared_expert_width=5)
 LINEAR = tiny_model(
     pattern="LF", experts=0, linear_conv=4, linear_decay="gate", linear_norm=True, linear_feature="silu", linear_chunk=4
 )
+ROOMY = load_cluster("local-2x4", {"rank_tokens_max": 10_000})
 
 
 @pytest.mark.parametrize(
@@ -85,79 +91,44 @@ LINEAR = tiny_model(
         (SOFTMAX, HEADS, "world"),
         (SOFTMAX, GATHERED, "none"),
         (SOFTMAX.model_copy(update={"kv_heads": 1}), SPREAD, "none"),
-        (LINEAR, TIED, "none"),
-        (LINEAR.model_copy(update={"linear_decay": "head", "tied_head": True}), TIED, "none"),
+        (SOFTMAX.model_copy(update={"heads": 6, "kv_heads": 3}), SPREAD, "none"),
+        (LINEAR, STREAMS, "none"),
+        (LINEAR.model_copy(update={"linear_decay": "head", "tied_head": True}), STREAMS, "none"),
     ],
-    ids=["heads", "sharded", "gathered", "hsap", "gated", "decayed"],
+    ids=["heads", "sharded", "gathered", "hsap-sharers", "hsap-uneven", "gated", "decayed"],
 )
-def test_loss_and_gradients_are_those_of_one_rank(model, plan, shard):
-    check(threads, Case(model, FP64.model_copy(update={"shard": shard})), plan)
+def test_a_step_is_that_of_one_rank_and_sends_what_the_cost_model_says(model, plan, shard):
+    ledgers = check(threads, Case(model, FP64.model_copy(update={"shard": shard})), plan)
+    sent = sum((Counter(ledger[kind]) for ledger in ledgers for kind in ("exchanged", "collected")), Counter())
+    for site, scopes in evaluate(plan, ROOMY, model, itemsize=8).bytes.items():
+        for scope, size in scopes.items():
+            assert sent[site, scope] == size, (site, scope)
 
 
-# -- a step ------------------------------------------------------------------------------------------------------
+# -- sums --------------------------------------------------------------------------------------------------------
 
 
-def trained_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[list[StepResult], dict[str, Any]]:
-    """The results of a step a plan; weights and router biases at the end."""
-    trainer = make_trainer(case, plans[0].topology, steps=len(plans))
-    results = [train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case))) for plan in plans]
-    found = {name: full(p) for name, p in trainer.parameters.masters.items()}
-    return results, found | {name: full(b) for name, b in trainer.parameters.model.named_buffers()}
+def returned_on_rank(rank: int, world: int, how: str) -> list[float]:
+    """Gradient of this rank's row of bf16, of which rank r gives back 1, 2^-8 and 2^-8 for r = 1, 2, 3."""
+    whole = Block(0, world)
+    placement = place(0, world, whole, whole, "kv_gather" if how == "keys" else "ulysses")
+    layout, wire = set_up(Round((placement,)), (world,))
+    row = torch.ones(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    if how == "keys":
+        plan = plan_gather(layout, rank)
+        assert plan is not None
+        rows = gather_keys(row, plan.blocks[0], wire)[:-1]  # without the row itself
+    else:
+        rows = halo_rows(row, plan_halo(layout, rank, layout.segments(rank), world), wire)
+    share = torch.full_like(rows, [0.0, 1.0, 2.0**-8, 2.0**-8][rank])
+    (grad,) = torch.autograd.grad((rows * share).sum(), row)
+    return grad.flatten().tolist()
 
 
-@pytest.mark.parametrize("shard", ["none", "world"])
-def test_steps_are_those_of_a_plain_loop_with_adamw(shard):
-    """Warm-up, cosine, clipping that bites, weight decay on matrices only: by hand on one rank, weights compared."""
-    train = FP64.model_copy(
-        update={
-            "shard": shard, "lr": 1e-2, "warmup_steps": 2, "lr_min_share": 0.1, "weight_decay": 0.3, "clip_norm": 0.2,
-        }
-    )  # fmt: skip
-    case = Case(tiny_model(experts=0, window=4), train)
-    plain = Plain(case)
-    matrices = [p for p in plain.parameters.values() if p.dim() == 2]
-    vectors = [p for p in plain.parameters.values() if p.dim() == 1]
-    adam = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(train.beta1, train.beta2), eps=train.eps,
-    )  # fmt: skip
-    expected = []
-    for lr in (5e-3, 1e-2, 1e-2, 5.5e-3, 1e-3):
-        adam.zero_grad()
-        loss = plain.loss(HEADS)
-        loss.backward()
-        grads = [p.grad for p in plain.parameters.values()]
-        norm = math.sqrt(sum(float((g * g).sum()) for g in grads))
-        assert norm > 0.2
-        for g in grads:
-            g.mul_(0.2 / norm)
-        for group in adam.param_groups:
-            group["lr"] = lr
-        adam.step()
-        expected.append((float(loss.detach()), norm, lr))
-    for results, weights in threads.run(4, trained_on_rank, case, [HEADS.at(i, None, None) for i in range(5)]):
-        got = [(r.loss, r.grad_norm, r.lr) for r in results]
-        assert np.array(got) == pytest.approx(np.array(expected), rel=1e-5)
-        for name, right in plain.parameters.items():
-            # torch adds 1e-6 to the norm before it divides.
-            assert np.abs(weights[name] - full(right)).max() <= 1e-6, name
-
-
-def test_a_step_moves_the_routers_bias_by_the_tokens_of_all_ranks_and_rounds():
-    case = Case(tiny_model(), FP64.model_copy(update={"balance_rate": 0.25}))
-    chosen = [r[2] for r in threads.run(4, routed_gradients_on_rank, case, HEADS, None)]
-    counts = np.zeros((case.model.layers, case.model.experts))
-    for each in chosen:
-        for (layer, _, _), experts in each.items():
-            counts[layer, experts] += 1
-    assert counts.sum() == case.model.layers * HEADS.tokens * case.model.experts_active
-    mean = counts.mean(1, keepdims=True)
-    assert np.abs(counts - mean).max() > 1
-    for (result,), weights in threads.run(4, trained_on_rank, case, [HEADS]):
-        assert result.expert_load == pytest.approx((counts / mean).max())
-        for layer in range(case.model.layers):
-            move = 0.25 * np.clip((mean[layer] - counts[layer]) / mean[layer], -1, 1)
-            assert weights[f"layers.{layer}.ffn.bias"] == pytest.approx(move)
+@pytest.mark.parametrize("how", ["keys", "halo"])
+def test_gradients_of_a_row_that_several_ranks_used_are_summed_in_fp32(how):
+    """A sum in bf16 would drop both small terms."""
+    assert threads.run(4, returned_on_rank, how)[0] == [1.0078125]
 
 
 # -- bf16 --------------------------------------------------------------------------------------------------------

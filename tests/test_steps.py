@@ -16,7 +16,6 @@ from raypack.planning.policies import make_plan
 from raypack.planning.table import Samples
 from tests.ranks import (
     Case,
-    disagreeing_on_rank,
     gradients_on_rank,
     groups_made_on_rank,
     hidden_on_rank,
@@ -112,17 +111,6 @@ def test_fp32_with_saved_routing_agrees_to_1e_5_and_with_free_routing_in_the_los
     assert flips <= 0.01 * len(chosen), f"{flips} of {len(chosen)} tokens chose other experts"
 
 
-@pytest.mark.parametrize("shard", ["none", "world"])
-def test_a_loss_that_is_not_finite_is_skipped_by_all_ranks_alike(pool, shard):
-    case = Case(tiny_model(), TrainSection(dtype="float64", shard=shard, chunk_tokens=16))
-    results = pool.run(4, stepping_on_rank, case, [REPACKED.at(i, None, None) for i in range(3)], 1)
-    assert [[applied for _, applied, _, _ in r] for r in results] == [[True, False, True]] * 4
-    assert all(r[1][3] for r in results)  # weights as before the skipped step
-    for r in results:
-        for (_, _, weights, _), (_, _, first, _) in zip(r, results[0], strict=True):
-            assert all(np.array_equal(weights[n], first[n]) for n in first)
-
-
 def test_a_step_without_any_label_is_skipped_and_the_next_goes_on(pool):
     empty = Plan(nodes=(2, 2), rounds=(Round((place(9, 8, (0, 4), (0, 4))._replace(labels=0),)),))
     results = pool.run(4, stepping_on_rank, Case(tiny_model(), masked=(9,)), [empty, REPACKED.at(1, None, None)], None)
@@ -130,20 +118,6 @@ def test_a_step_without_any_label_is_skipped_and_the_next_goes_on(pool):
         assert (loss, applied, same) == (0.0, False, True)
         assert applied_later
         assert later > 0
-
-
-def test_ranks_with_different_plans_all_raise_the_same_error_before_the_first_exchange(pool):
-    other = Plan(nodes=(2, 2), rounds=(Round((place(0, 30, (0, 2), (0, 2)),)),))
-    a = [REPACKED, REPACKED.at(1, None, None)]
-    b = [REPACKED, other.at(1, None, None)]
-    texts = pool.run(4, disagreeing_on_rank, Case(tiny_model()), [a, a, a, b], {})
-    assert len(set(texts)) == 1
-    assert texts[0].startswith("ranks disagree before the step: rank 3 brings step 1")
-
-
-def test_trouble_of_one_rank_is_the_error_of_all(pool):
-    texts = pool.run(4, disagreeing_on_rank, Case(tiny_model()), [[REPACKED]] * 4, {2: "the disk is gone"})
-    assert texts == ["rank 2 cannot go on: the disk is gone"] * 4
 
 
 def test_no_group_is_made_after_the_start(pool, monkeypatch):
