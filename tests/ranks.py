@@ -99,9 +99,11 @@ def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[fl
     return result.loss, seen, ledger
 
 
-def losses_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Train one step a plan: the losses, and the weights at the end."""
-    trainer = make_trainer(case, plans[0].topology, steps=len(plans), poison=False)
+def losses_on_rank(
+    rank: int, world: int, case: Case, plans: list[Plan], steps: int | None = None
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Train one step a plan, of a run of `steps`, by default as many: the losses, and the weights at the end."""
+    trainer = make_trainer(case, plans[0].topology, steps=steps or len(plans), poison=False)
     losses = []
     for plan in plans:
         work = prepare(plan, plan.topology, rank, case.model, loader(case))
@@ -274,17 +276,11 @@ def disagreeing_on_rank(rank: int, world: int, case: Case, plans: list[list[Plan
     return "no error"
 
 
-def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[int, int]:
-    """Groups after the start, and how many more were made while stepping."""
+def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan], calls: list[int]) -> tuple[int, int]:
+    """Groups after the start, and how many more were made while stepping; `calls` has the rank of each that is made."""
     trainer = make_trainer(case, plans[0].topology, poison=False)
     assert trainer.groups is not None
-    made = len(trainer.groups)
-    calls = []
-    original = dist.new_group
-    dist.new_group = lambda *a, **k: calls.append(a) or original(*a, **k)
-    try:
-        for plan in plans:
-            train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
-    finally:
-        dist.new_group = original
-    return made, len(calls)
+    made = len(trainer.groups), calls.count(rank)
+    for plan in plans:
+        train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
+    return made[0], calls.count(rank) - made[1]

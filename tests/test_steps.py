@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from tests.ranks import (
     tiny_model,
 )
 from tests.strategies import NODES, plans
+from tests.threads import calls_by_rank
 
 pytestmark = pytest.mark.pool
 
@@ -133,42 +135,43 @@ def test_labels_that_the_plan_does_not_count_are_the_error_of_all_before_the_ste
     assert f"the plan counts {counted} labels, but all ranks together hold {held}: " in texts[0]
 
 
-def test_no_group_is_made_after_the_start(pool):
+def test_no_group_is_made_after_the_start(pool, monkeypatch):
     case = Case(tiny_model())
     plans_ = [REPACKED, REPACKED.at(1, None, None)]
-    assert pool.run(4, groups_made_on_rank, case, plans_) == [(3, 0)] * 4  # {0..3}, {0, 1}, {2, 3}
+    calls = calls_by_rank(monkeypatch, dist, "new_group")
+    assert pool.run(4, groups_made_on_rank, case, plans_, calls) == [(3, 0)] * 4  # {0..3}, {0, 1}, {2, 3}
 
 
 def repacked_by_hand(samples: Samples) -> Plan:
-    """The longest in a parent of 8 over both nodes with a child of 4, the rest in the same parent with children of 1,
-    or at home, in two rounds."""
+    """The longest in a parent of 4 over both nodes with a child of 2, the next ones in the same parent with children
+    of 1, and a second round of short ones at home."""
     rows = list(zip(samples.ids.tolist(), samples.lengths.tolist(), strict=True))
-    first = [place(*rows[0], (0, 8), (0, 4))]
-    first += [place(i, n, (0, 8), (4 + k, 1)) for k, (i, n) in enumerate(rows[1:5])]
-    second = [place(i, n, (2 * k, 2), (2 * k, 2)) for k, (i, n) in enumerate(rows[5:])]
-    return Plan(nodes=(4, 4), rounds=(Round(tuple(first)), Round(tuple(second))))
+    first = [place(*rows[0], (0, 4), (0, 2))]
+    first += [place(i, n, (0, 4), (2 + k % 2, 1)) for k, (i, n) in enumerate(rows[1:5])]
+    second = [place(i, n, (k, 1), (k, 1)) for k, (i, n) in enumerate(rows[5:])]
+    return Plan(nodes=(2, 2), rounds=(Round(tuple(first)), Round(tuple(second))))
 
 
 def test_every_policy_gives_the_same_loss_curve(pool):
-    """fp32, 20 steps, through the job's own step; weights bit-equal on all ranks at the end."""
+    """fp32, 8 steps, through the job's own step; weights bit-equal on all ranks at the end."""
     model = tiny_model(pattern="FSSS", layers=4, heads=8, kv_heads=4, width=16, window=8)
     train = TrainSection(dtype="float32", chunk_tokens=64, lr=1e-2, warmup_steps=2)
     free = dict.fromkeys(["round_seconds", "launch_seconds", "intra_latency", "inter_latency"], 0.0)
     rates = {"attention_share": 0.01, "intra_rate": 2e10, "inter_rate": 4e8, "rank_tokens_max": 120}
-    cluster = load_cluster("local-2x4", {**free, **rates})
+    cluster = load_cluster("local-2x2", {**free, **rates})
     rng = np.random.default_rng(5)
-    steps = [Samples.of_lengths([200, *rng.integers(5, 60, size=8).tolist()]) for _ in range(20)]
+    steps = [Samples.of_lengths([200, *rng.integers(5, 60, size=8).tolist()]) for _ in range(8)]
     curves, widths = {}, {}
     for policy in (*POLICIES, "by hand"):
         made = [
             repacked_by_hand(s)
             if policy == "by hand"
-            else make_plan(s, Topology((4, 4)), cluster, model, policy, longest=200, itemsize=4, budget=20)
+            else make_plan(s, Topology((2, 2)), cluster, model, policy, longest=200, itemsize=4, budget=20)
             for s in steps
         ]
         made = [plan.at(i, None, None) for i, plan in enumerate(made)]
         widths[policy] = {(p.parent.width, p.child.width) for plan in made for p in plan.placements}
-        results = pool.run(8, losses_on_rank, Case(model, train), made)
+        results = pool.run(4, losses_on_rank, Case(model, train), made)
         curves[policy] = results[0][0]
         for losses, weights in results:
             assert losses == results[0][0]

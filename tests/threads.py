@@ -1,8 +1,9 @@
 """Ranks as threads of the test's own process: real gloo groups, nothing spawned, so a case costs milliseconds.
 
 `run(world, function, *args)` calls `function(rank, world, *args)` on `world` threads, each inside the process group of
-its own, as the `pool` fixture does on processes: what runs on one runs on the other. Arguments are shared, not copied.
-The pool is for what needs processes: many cores, long cases, a hang that must be killed.
+its own, as `tests/pool.py` does on processes: what runs on one runs on the other. Arguments are shared, not copied, and
+so is what a rank patches: patch in the test, before. Processes are for many cores, long cases, a hang that must be
+killed.
 
 torch keeps its groups in one object of the process; in its own tests of FSDP one that differs from thread to thread
 takes its place, and here too.
@@ -19,10 +20,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg as torch_threads
 
+from tests.machine import scaled
 from tests.pool import RankFailure
 
 
@@ -33,6 +36,7 @@ def run(world: int, function: Callable[..., Any], *args: Any, timeout: float = 6
         RankFailure: a rank raised, or did not end in `timeout` seconds.
     """
     store, results, errors = dist.HashStore(), {}, {}
+    timeout = scaled(timeout)
 
     def serve(rank: int) -> None:
         limit = timedelta(seconds=timeout)
@@ -67,3 +71,15 @@ def run(world: int, function: Callable[..., Any], *args: Any, timeout: float = 6
         hung = sorted(set(range(world)) - set(results) - set(errors))
         raise RankFailure(f"{text}\nhung ranks: {hung}", {r: e[:2] for r, e in errors.items()})
     return [results[rank] for rank in range(world)]
+
+
+def calls_by_rank(patch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """Filled from now on: the rank of every call of `module.name`."""
+    calls, original = [], getattr(module, name)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(dist.get_rank())
+        return original(*args, **options)
+
+    patch.setattr(module, name, counted)
+    return calls
