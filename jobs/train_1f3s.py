@@ -2,6 +2,7 @@
 
 python jobs/train_1f3s.py                                    # local: 4 CPU workers seen as 2 nodes of 2
 python jobs/train_1f3s.py --run jobs/1f3s_gpu.toml           # 64 GPUs
+python jobs/train_1f3s.py --dry-run                          # check all, show the first plan
 ray job submit -- python jobs/train_1f3s.py --run.steps 100
 """
 

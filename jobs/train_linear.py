@@ -2,6 +2,7 @@
 
 python jobs/train_linear.py                                  # local: 4 CPU workers seen as 2 nodes of 2
 python jobs/train_linear.py --run jobs/linear_gpu.toml       # 64 GPUs
+python jobs/train_linear.py --dry-run                        # check all, show the first plan
 ray job submit -- python jobs/train_linear.py --run.steps 100
 """
 

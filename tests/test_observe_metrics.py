@@ -177,7 +177,7 @@ def test_port_0_is_any_free_one_and_a_named_port_in_use_is_an_error() -> None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=10) as reply:
             assert b"raypack_tokens_total" in reply.read()
-        with pytest.raises(RaypackError, match=rf"observe\.port = {endpoint.port}.*choose another port"):
+        with pytest.raises(RaypackError, match=rf"observe\.port = {endpoint.port}.*choose another address or port"):
             Endpoint(Exporter("b"), "127.0.0.1", endpoint.port)
     finally:
         endpoint.close()

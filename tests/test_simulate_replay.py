@@ -154,7 +154,7 @@ def test_help_lists_the_length_presets_with_their_kind() -> None:
         (["--lengths", "prolong", "--policies", "static,ring"], "unknown 'ring'; there are static"),
         (["--lengths", "prolong", "--policies", ","], "policies: there is none"),
         (["--lengths", "prolong", "--policies", "joint,joint"], "occurs twice"),
-        (["--lengths", "prolong", "--steps", 0], "steps = 0: must be at least 1"),
+        (["--lengths", "prolong", "--steps", 0], "steps = 0: must lie in 1"),
         (["--lengths", "prolong", "--tokens-per-step", 0], "tokens-per-step = 0"),
         (["--lengths", "prolong", "--budget", -1], "budget = -1"),
         (["--lengths", "prolong", "--cap", 0], "rank_tokens_max"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -10,9 +11,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.commands.common import (
+    STANDARD_OUTPUT,
+    OutputFile,
+    handle_errors,
+    json_option,
+    people_console,
+    write_json,
+)
 from raypack.config import load_model
 from raypack.errors import RaypackError
+from raypack.files import write_file
 from raypack.parallel.topology import Topology
 from raypack.simulate.calibrate import Calibration, Measurements, Wanted, check_equal, rough, to_data, to_toml
 from raypack.simulate.calibrate import calibrate as fit_figures
@@ -20,7 +29,7 @@ from raypack.simulate.fit import LineFit
 
 
 @click.command(context_settings={"show_default": True, "max_content_width": 120})
-@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Write the cluster file here (.toml).")
+@click.option("--out", required=True, type=OutputFile(".toml"), help="Write the cluster file here (.toml).")
 @click.option("--ranks", type=int, default=None, help="Ranks; default: one a GPU of this machine, else one a core.")
 @click.option("--nodes", default="", help="Ranks of each simulated node, e.g. 4,4, for trials; default: one node.")
 @click.option("--ray", default="", help="Use a Ray cluster: HOST:PORT, auto, or local (a new one); needs --ranks.")
@@ -50,17 +59,20 @@ def calibrate(
     Alone, it starts processes on this machine (gloo on CPUs, NCCL on GPUs). On several machines use --ray, or start
     it once a rank: torchrun --nnodes N --nproc-per-node 8 ... -m raypack.cli calibrate --out FILE.toml
     """
-    check(out, peak_flops, repeats, timeout)
+    check(peak_flops, repeats, timeout)
     wanted = Wanted(repeats, timeout, load_model(model) if model else None, shard)
     found = measured(ranks, nodes, ray, device, wanted)
     if found is None:
         return
     made = fit_figures(found, peak_flops=peak_flops, name=Path(out).stem)
-    write_text(to_toml(made), out)
+    console = people_console(json_target)
+    if json_target != STANDARD_OUTPUT:
+        show(made, console)
+    write_file(out, to_toml(made))
+    if json_target != STANDARD_OUTPUT:
+        console.print(f"written to {out}: use it as --cluster {out}", highlight=False, soft_wrap=True)
     if json_target:
         write_json(to_data(made), json_target)
-    if json_target != "-":
-        show(made, out, people_console(json_target))
 
 
 def measured(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements | None:
@@ -90,15 +102,11 @@ def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wan
     return ray_ranks(address, ranks, device, wanted)
 
 
-def check(out: str, peak_flops: float | None, repeats: int, timeout: float) -> None:
+def check(peak_flops: float | None, repeats: int, timeout: float) -> None:
     """Raises RaypackError for what would fail only after minutes of measuring."""
-    if Path(out).suffix != ".toml":
-        raise RaypackError(f"out = {out}: a cluster file ends in .toml, that is how --cluster knows it")
-    if not Path(out).resolve().parent.is_dir():
-        raise RaypackError(f"out = {out}: there is no folder {Path(out).parent}; make it or choose another")
     for name, value in (("repeats", repeats), ("timeout", timeout), ("peak-flops", peak_flops)):
-        if value is not None and not value > 0:
-            raise RaypackError(f"{name} = {value:g}: must be above 0")
+        if value is not None and not 0 < value < math.inf:
+            raise RaypackError(f"{name} = {value:g}: must be a number above 0")
 
 
 def topology_of(ranks: int | None, nodes: str, device: str) -> Topology:
@@ -137,7 +145,7 @@ def rate_text(what: str, fit: LineFit) -> str:
     return f"{fit.rate / scale:.4g} {unit}"
 
 
-def show(made: Calibration, out: str, console: Console) -> None:
+def show(made: Calibration, console: Console) -> None:
     """The table for people: one line a fit."""
     cluster = made.cluster
     table = RichTable(
@@ -160,4 +168,3 @@ def show(made: Calibration, out: str, console: Console) -> None:
     console.print(f"peak: {cluster.peak_flops / 1e12:.4g} TFLOP/s, {made.peak_source}", highlight=False)
     for line in (*rough(made), *made.unmeasured):
         console.print(line, highlight=False)
-    console.print(f"written to {out}: use it as --cluster {out}", highlight=False, soft_wrap=True)

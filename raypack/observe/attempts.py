@@ -73,7 +73,7 @@ def last_reason(run_dir: str | Path) -> str:
 
 
 def _events(path: Path) -> Iterator[AttemptEvent]:
-    with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValidationError):
                 yield AttemptEvent.model_validate_json(line)

@@ -185,7 +185,7 @@ class Endpoint:
         except (OSError, OverflowError) as error:
             raise RaypackError(
                 f"observe.port = {port}, observe.bind = {bind}: cannot serve /metrics there "
-                f"({getattr(error, 'strerror', None) or error}); choose another port, or 0 for any free one"
+                f"({getattr(error, 'strerror', None) or error}); choose another address or port (0 = any free one)"
             ) from None
         self.port: int = self._server.server_port
 

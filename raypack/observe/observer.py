@@ -27,6 +27,7 @@ from raypack.observe.attempts import ends_of
 from raypack.observe.collector import Collector
 from raypack.observe.death import cause_of_death
 from raypack.observe.exporter import Endpoint, Exporter
+from raypack.observe.pulse import Pulse
 from raypack.observe.record import RankReport, StepRecord
 from raypack.observe.reporter import Receipt
 from raypack.observe.sinks import Sink, TensorBoard
@@ -94,6 +95,7 @@ class RunObserver:
         self._attempt = max(self._reached, default=-1)
         self._exporter.restarted(max(0, self._attempt))
         self._recent: deque[StepRecord] = deque(maxlen=recent_max)
+        self._pulse: tuple[Pulse, float] | None = None
         self._summary: Summary | None = None
         self._announce(bind)
 
@@ -125,6 +127,14 @@ class RunObserver:
     def receipt(self, attempt: int) -> Receipt:
         """Which steps of `attempt` are on record."""
         return Receipt(self.instance, attempt, self._collector.settled(attempt))
+
+    def beat(self, pulse: Pulse) -> None:
+        """Take in where the run is."""
+        self._pulse = pulse, time.monotonic()
+
+    def pulse(self) -> tuple[Pulse, float] | None:
+        """The last pulse, and the seconds since it came; None before the first."""
+        return (self._pulse[0], time.monotonic() - self._pulse[1]) if self._pulse else None
 
     def latest(self) -> StepRecord | None:
         """The record made last."""

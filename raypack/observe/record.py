@@ -22,6 +22,9 @@ from raypack.planning.load import SITES as PLANNED_SITES
 
 RECORD_VERSION = 1
 
+OUTSIDE_STEP = ("prepare", "evaluate", "checkpoint")
+"""Phases that are no part of a step's seconds: the first runs beside it, the others after it."""
+
 PLANNED_COLLECTIVES = tuple(op for op in COLLECTIVES if op in PLANNED_SITES)
 
 K = TypeVar("K")
@@ -147,6 +150,11 @@ class StepRecord(BaseModel):
     layer_seconds: dict[str, dict[str, float]] = Field(
         {}, description="by kind of layer and direction, on its slowest rank"
     )
+    slowest_rank: int | None = Field(None, description="whose step took longest: these are its `seconds`")
+    slowest_phase_seconds: dict[str, float] = Field({}, description="by phase, of the slowest rank")
+    slowest_layer_seconds: dict[str, dict[str, float]] = Field(
+        {}, description="by kind of layer and direction, of the slowest rank"
+    )
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges, by site or operation, of all ranks")
     sample_ids_digest: str = Field("", description="of the sample ids, sorted")
 
@@ -158,6 +166,16 @@ class StepRecord(BaseModel):
     @property
     def tokens_per_second(self) -> float | None:
         return self.tokens / self.seconds if self.seconds > 0 else None
+
+    @property
+    def step_parts(self) -> dict[str, float]:
+        """What the slowest rank's step is made of: seconds by phase and `other`, which add up to `seconds`.
+
+        Empty in records of older versions. `phase_seconds` has each phase on a slowest rank of its own, so that their
+        sum can be far above the step.
+        """
+        parts = {name: took for name, took in self.slowest_phase_seconds.items() if name not in OUTSIDE_STEP}
+        return {**parts, "other": max(0.0, self.seconds - sum(parts.values()))} if parts else {}
 
     @property
     def checkpointed(self) -> bool:
@@ -205,7 +223,8 @@ def merge(reports: Sequence[RankReport], facts: StepFacts | None = None, time: f
     facts = facts or next((r.facts for r in reports if r.facts), None)
     by_rank: dict[int, RankReport] = {r.rank: r for r in reports}
     in_order = [by_rank.get(rank) for rank in range(first.world)]
-    seconds = max(r.seconds for r in reports)
+    slowest = max(reports, key=lambda r: (r.seconds, -r.rank))
+    seconds = slowest.seconds
     memory = [r.memory_bytes for r in reports if r.memory_bytes is not None]
     return StepRecord(
         step=first.step,
@@ -224,6 +243,9 @@ def merge(reports: Sequence[RankReport], facts: StepFacts | None = None, time: f
         memory_bytes=max(memory, default=None),
         phase_seconds=_slowest([r.phases for r in reports]),
         layer_seconds=_by_direction(_slowest([r.layers for r in reports])),
+        slowest_rank=slowest.rank,
+        slowest_phase_seconds=_slowest([slowest.phases]),
+        slowest_layer_seconds=_by_direction(_slowest([slowest.layers])),
         exchange_seconds=_summed([r.exchange_seconds for r in reports]),
         **(_from_facts(facts, seconds, first.world) if facts else {"applied": False}),
     )

@@ -12,11 +12,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from raypack.observe.record import StepRecord, by_scope, imbalance
 from raypack.observe.series import Columns, scope_bytes
 
-# Work of a step in the order it happens; `prepare` runs beside it and is no part of it.
-STACKED = (
-    "plan_wait", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
-)  # fmt: skip
-BESIDE = ("prepare",)
+# Parts of a step from the bottom of the stack up, in the order they happen.
+STACKED = ("plan_wait", "agree", "forward", "backward", "gradient_reduce", "optimizer", "other")
+AFTER_STEP = ("evaluate", "checkpoint")
 RANKS_DRAWN = 512
 
 
@@ -50,14 +48,14 @@ def _loss(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) ->
 
 def _phases(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     (axis,) = axes
-    found = kept.named(lambda r: r.phase_seconds)
-    names = [name for name in STACKED if name in found]
-    names += [name for name in found if name not in (*STACKED, *BESIDE)]
-    if names:
-        axis.stackplot(kept.steps, [found[name] for name in names], labels=names, alpha=0.75)
-    axis.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", linewidth=1, label="step, slowest rank")
+    found = kept.named(lambda r: r.step_parts)
+    names = [name for name in STACKED if name in found] + [name for name in found if name not in STACKED]
+    _stack(axis, kept, {name: found[name] for name in names})
+    for marker, name in zip("sD", AFTER_STEP, strict=True):
+        took = [(r.step, r.phase_seconds[name]) for r in kept.records if name in r.phase_seconds]
+        if took:
+            axis.plot(*zip(*took, strict=True), marker, color="black", markersize=3, label=name)
     _across_steps(axis, "seconds")
-    axis.set_ylim(bottom=0)
     _legend_below(axis)
     return True
 
@@ -65,11 +63,11 @@ def _phases(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) 
 def _layers(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     (axis,) = axes
     found = kept.named(
-        lambda r: {f"{kind} {way}": s for kind, ways in r.layer_seconds.items() for way, s in ways.items()}
+        lambda r: {f"{kind} {way}": s for kind, ways in r.slowest_layer_seconds.items() for way, s in ways.items()}
     )
     if not found:
         return False
-    axis.stackplot(kept.steps, list(found.values()), labels=list(found), alpha=0.75)
+    _stack(axis, kept, found)
     _across_steps(axis, "seconds")
     _legend_below(axis)
     return True
@@ -235,6 +233,18 @@ def _across_steps(axis: Axes, label: str) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def _stack(axis: Axes, kept: Columns, parts: dict[str, np.ndarray]) -> None:
+    """Parts of the step on top of each other, under the step's own seconds.
+
+    Only of parts that add up on one rank, never of maxima over ranks: the stack would stand above the step.
+    """
+    if parts:
+        axis.stackplot(kept.steps, list(parts.values()), labels=list(parts), alpha=0.75, step="mid")
+    seconds = kept.of(lambda r: r.seconds)
+    axis.plot(kept.steps, seconds, color="black", linewidth=1, label="step", drawstyle="steps-mid")
+    axis.set_ylim(bottom=0)
+
+
 def _legend_below(axis: Axes) -> None:
     """Areas fill the axes, so that no corner is left for names."""
     axis.figure.legend(
@@ -250,7 +260,11 @@ def _mark_restarts(axis: Axes, kept: Columns) -> None:
 
 SKETCHES = (
     Sketch("Loss", "Dashed: restarts. Red: steps that all ranks skipped.", _loss),
-    Sketch("Step time by phase", "Each phase on its slowest rank, so a stack can stand above the step.", _phases),
+    Sketch(
+        "Step time by phase",
+        "Of the slowest rank, waiting inside each phase included. Marks: evaluation and checkpoint, after the step.",
+        _phases,
+    ),
     Sketch("Speed", "Each token once. MFU: share of the peak that the summary names.", _speed, 2),
     Sketch("Exchange bytes against static and dynamic plans", "The same samples, other plans.", _bytes, 2),
     Sketch("Bytes by site", "Light: inside nodes. Full: across.", _sites),
@@ -259,7 +273,7 @@ SKETCHES = (
     ),
     Sketch("Imbalance", "1 = even.", _balance),
     Sketch("Busy by rank", "A red row is a slow machine; red dots everywhere are plans that do not balance.", _ranks),
-    Sketch("Layers by kind", "Exchanges included, each on its slowest rank.", _layers),
+    Sketch("Layers by kind", "Of the slowest rank, exchanges included.", _layers),
     Sketch("Planning", "1 = no plan can be faster.", _planning, 2),
     Sketch("Attempts", "Dashed: restarts. A step that falls back is replayed from a checkpoint.", _attempts, 2),
 )

@@ -169,8 +169,10 @@ def _steps(run: Run, job: Job, seat: Seat) -> None:
 def _set_up(job: Job, seat: Seat) -> Run:
     config, topology, rank = job.config, seat.topology, dist.get_rank()
     limit = config.timeouts.collective
+    seat.progress.enter("groups")
     groups = Groups(topology, seat.device, limit)
     corpus, identity = _same_everywhere(groups, job)
+    seat.progress.enter("model")
     parameters = build_parameters(config.model, config.train, config.run.seed, groups, seat.device)
     trainer = Trainer(
         parameters=parameters,
@@ -238,6 +240,7 @@ def _start(run: Run, job: Job) -> tuple[int, StreamState]:
         AttemptLog(run.run_dir).add("resumed", attempt, reason=goes_on)
     if not found[0]:
         return 0, training_stream(run.corpus, run.config.data).start
+    run.trainer.progress.enter("load")
     state = load(run.trainer, found[0])
     check_same(found[0], state, run.config, run.corpus.fingerprint)
     check_replicas(run.trainer, state.step)
@@ -263,6 +266,7 @@ def _held_out(run: Run) -> StepWork | None:
     """The work of one evaluation; None where there is nothing to evaluate."""
     if not run.config.train.eval_every:
         return None
+    run.trainer.progress.enter("held_out_plan")
     work, trouble = None, None
     try:
         plan = run.source.held_out()
@@ -277,6 +281,7 @@ def _held_out(run: Run) -> StepWork | None:
 def _reports(run: Run) -> Reports:
     device = run.trainer.device
     if device.type == "cpu":
+        run.trainer.progress.enter("peak")
         groups = run.trainer.groups
         peak = matmul_rate(groups.world if groups is not None else None, torch.float32)
         source = "matrix products measured at start, all ranks at once"
