@@ -20,9 +20,10 @@ from dashboards.sheet import Source, draw, queries
 from raypack.cli import main
 from raypack.observe.exporter import Exporter
 from raypack.observe.steps import read_steps
+from tests.machine import scaled
 from tests.prometheus_server import get, needs_prometheus, prometheus, shortened
 
-pytestmark = [pytest.mark.ray, needs_prometheus]
+pytestmark = [pytest.mark.ray, pytest.mark.rest, needs_prometheus]
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {
@@ -58,7 +59,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         started = time.time()
         done = subprocess.run(
             command, cwd=folder, env=os.environ | {"RAYPACK_HOME": str(folder / "home")},
-            capture_output=True, text=True, timeout=240, check=False,
+            capture_output=True, text=True, timeout=scaled(240), check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         source = Source(url, started, time.time(), 1.0, rate_window="10s", run="small")

@@ -68,7 +68,7 @@ def test_fast_attention_equals_oracle_in_fp64(lengths: list[int], window: int | 
 @pytest.mark.parametrize("window", [1, 4, 16])
 @pytest.mark.usefixtures("poisoned_memory")
 def test_sinks_equal_oracle_in_fp64(window: int, sinks: int) -> None:
-    lengths = [7, 300, 1, 63, 270]
+    lengths = [7, 300, 1, 9, 12, 63, 270]
     fast, slow = both(projected(sum(lengths), 4, 2), 4, 2, lengths, window=window, sinks=sinks)
     assert_same(fast, slow, 1e-12)
 
