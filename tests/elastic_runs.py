@@ -89,7 +89,7 @@ class ElasticRun:
         while not condition():
             assert self._job.poll() is None, f"the job ended before {what}:\n{self.console[-3000:]}"
             assert time.monotonic() < deadline, f"no {what} in {timeout:g} s:\n{self.console[-3000:]}"
-            time.sleep(0.1)
+            time.sleep(0.25)  # each look reads all records
 
     def wait(self, timeout: float = LIMIT) -> int:
         return self._job.wait(scaled(timeout))

@@ -16,6 +16,7 @@ from raypack.planning.policies import make_plan
 from raypack.planning.table import Samples
 from tests.ranks import (
     Case,
+    disagreeing_on_rank,
     gradients_on_rank,
     groups_made_on_rank,
     hidden_on_rank,
@@ -118,6 +119,20 @@ def test_a_step_without_any_label_is_skipped_and_the_next_goes_on(pool):
         assert (loss, applied, same) == (0.0, False, True)
         assert applied_later
         assert later > 0
+
+
+@pytest.mark.parametrize("plan", [REPACKED, WORLD_OF_ONE])
+@pytest.mark.parametrize(("counted", "held"), [(55, 58), (58, 55)])
+def test_labels_that_the_plan_does_not_count_are_the_error_of_all_before_the_step(pool, plan, counted, held):
+    """Sample 2 has three labels: the plan counts none of them, or counts what its rows don't carry."""
+    first, last = plan.rounds
+    uncounted = (*first.placements[:2], first.placements[2]._replace(labels=0))
+    given_plan = plan if counted == 58 else Plan(nodes=plan.nodes, rounds=(Round(uncounted), last))
+    world = plan.topology.world
+    case = Case(tiny_model(), masked=(2,) if held == 55 else ())
+    texts = pool.run(world, disagreeing_on_rank, case, [[given_plan]] * world, {})
+    assert len(set(texts)) == 1
+    assert f"the plan counts {counted} labels, but all ranks together hold {held}: " in texts[0]
 
 
 def test_no_group_is_made_after_the_start(pool, monkeypatch):
