@@ -27,14 +27,14 @@ SENT = {"bytes_static": {"full_in": {"intra": 0, "inter": 7_000_000}}}
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run in the current directory, with its settings."""
     monkeypatch.chdir(tmp_path)
-    made = tmp_path / "runs" / "my run"
+    made = tmp_path / "runs" / "mine"
     made.mkdir(parents=True)
     write_config(made, config(), tmp_path / "corpus")
     return made
 
 
 def config() -> Config:
-    return Config.model_validate({"run": {"name": "my run", "steps": 40}, "train": {"checkpoint_every": 10}})
+    return Config.model_validate({"run": {"name": "mine", "steps": 40}, "train": {"checkpoint_every": 10}})
 
 
 def checkpoint(run_dir: Path, step: int) -> Path:
@@ -52,17 +52,17 @@ def said(run_dir: Path, summary: Summary | None, page: str = "") -> dict[str, st
 
 def summary(reason: str, **changes: object) -> Summary:
     records = [record(step, loss=5.5 - step, **PLANS, **SENT) for step in range(3)]
-    return summarise([r.model_copy(update=changes) for r in records], "my run", reason)
+    return summarise([r.model_copy(update=changes) for r in records], "mine", reason)
 
 
 def test_a_finished_run_says_what_came_of_it_and_what_its_plans_were_worth(run_dir: Path) -> None:
     checkpoint(run_dir, 40)
-    lines = said(run_dir, summary("finished"), "runs/my run/page.html")
-    assert lines[""].startswith("run my run finished: 3 steps on 2 ranks, loss 5.5000 -> 3.5000")
+    lines = said(run_dir, summary("finished"), "runs/mine/page.html")
+    assert lines[""].startswith("run mine finished: 3 steps on 2 ranks, loss 5.5000 -> 3.5000")
     assert lines["modelled"].startswith("this plan 6.00 s, 0.0 MB between nodes; dynamic 9.00 s (x 1.50), ")
     assert "static 15.00 s (x 2.50), 21.0 MB between nodes" in lines["modelled"]
     assert lines["modelled"].endswith("(same samples; cost model of cluster local-2x4)")
-    assert lines["page"] == "runs/my run/page.html"
+    assert lines["page"] == "runs/mine/page.html"
     assert "data build" in lines["next"]
     assert "modelled" not in said(run_dir, summary("finished", static_step_seconds=None))
 
@@ -72,7 +72,7 @@ def test_the_command_goes_on_from_the_checkpoint_that_is_named(run_dir: Path, re
     for step in (10, 20):
         checkpoint(run_dir, step)
     lines = said(run_dir, summary(reason))
-    assert lines["checkpoint"] == "runs/my run/checkpoints/step-00000020"
+    assert lines["checkpoint"] == "runs/mine/checkpoints/step-00000020"
     words = shlex.split(lines["go on"])
     assert words[:2] == TYPED
     typed = load_run(words[2:], "none")

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from raypack.cli import main
 from raypack.errors import RaypackError
+from raypack.observe.attempts import read_attempts, sentence
 from raypack.observe.console import summary_table
 from raypack.observe.death import cause_of_death
 from raypack.observe.observer import RunObserver
@@ -195,6 +196,39 @@ def test_a_restarted_observer_goes_on_with_its_counters_and_knows_what_is_on_rec
     second.finish()
     assert 'raypack_corpus_samples{fate="truncated",run="r"} 1.0' in _metrics(first)
     first.finish()
+
+
+def test_a_restarted_observer_knows_when_the_run_began_and_what_could_not_be_saved(tmp_path: Path) -> None:
+    first = RunObserver(str(tmp_path), "r")
+    first._started -= 600
+    _steps(first, 0, range(2))
+    first.checkpoint_failed(0, "the checkpoint of step 2: no space left on device")
+    (event,) = read_attempts(tmp_path)
+    assert sentence(event) == "attempt 0 could not save: the checkpoint of step 2: no space left on device"
+    second = RunObserver(str(tmp_path), "r")
+    assert second._started == pytest.approx(first._started, abs=1e-3)
+    assert 'raypack_checkpoint_failures_total{run="r"} 1.0' in _metrics(second)
+    summary = second.finish()
+    assert summary.wall_seconds == pytest.approx(600, abs=30)
+    assert summary.goodput == pytest.approx(6 / summary.wall_seconds)
+    first.finish()
+
+
+def test_the_eta_needs_the_settings_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[run]\nsteps = 9\n")
+    observer = RunObserver(str(tmp_path), "r")
+    _steps(observer, 0, range(1))
+    assert 'raypack_eta_seconds{run="r"} 24.0' in _metrics(observer), "8 steps of 3 s are left"
+    observer.finish()
+
+
+def test_a_record_of_a_large_world_is_whole_for_the_endpoint_and_small_in_the_file(observer: RunObserver) -> None:
+    for rank in range(100):
+        observer.report(report(rank, 0, world=100, host=f"host-{rank // 4}"))
+    assert _metrics(observer).count("raypack_rank_busy_seconds{") == 100
+    (line,) = (observer.run_dir / "steps.jsonl").read_text().splitlines()
+    assert len(line) < 3000
+    assert observer.latest().spread("tokens").worst[0] == (0, "host-0", 3.0)
 
 
 def test_a_sink_that_fails_stops_no_other(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:

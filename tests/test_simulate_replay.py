@@ -26,7 +26,16 @@ SMALL = ["--ranks", 16, "--steps", 2, "--tokens-per-step", 200_000, "--budget", 
 
 
 def test_the_pure_parts_import_neither_torch_nor_ray() -> None:
-    names = ["simulate.replay", "simulate.summary", "simulate.timeline", "simulate.calibrate", "observe.pictures"]
+    names = [
+        "simulate.replay",
+        "simulate.summary",
+        "simulate.timeline",
+        "simulate.calibrate",
+        "observe.pictures",
+        "observe.page",
+        "observe.compare_page",
+        "observe.policy_chart",
+    ]
     code = "import sys, importlib\n" + "".join(f"importlib.import_module('raypack.{name}')\n" for name in names)
     code += "print([m for m in ('torch', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -160,7 +169,7 @@ def test_help_lists_the_length_presets_with_their_kind() -> None:
         (["--lengths", "prolong", "--cap", 0], "rank_tokens_max"),
         (["--lengths", "prolong", "--ranks", 8], "fits no block of 8 ranks"),
         (["--lengths", "prolong", "--picture-step", 0], "needs --picture"),
-        (["--lengths", "prolong", "--picture", "x.gif"], ".png or .svg"),
+        (["--lengths", "prolong", "--picture", "x.gif"], ".png, .svg or .pdf"),
         (["--lengths", "prolong", "--picture", "x.png", "--picture-step", 20], "the steps are 0..19"),
         (["--lengths", "gone.txt"], "no such file"),
     ],

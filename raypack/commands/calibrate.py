@@ -27,6 +27,9 @@ from raypack.simulate.calibrate import Calibration, Measurements, Wanted, check_
 from raypack.simulate.calibrate import calibrate as fit_figures
 from raypack.simulate.fit import LineFit
 
+RANKS_A_CORE = 16
+"""Ranks that one core can start before the measurement's time is up."""
+
 
 @click.command(context_settings={"show_default": True, "max_content_width": 120})
 @click.option("--out", required=True, type=OutputFile(".toml"), help="Write the cluster file here (.toml).")
@@ -60,6 +63,8 @@ def calibrate(
     it once a rank: torchrun --nnodes N --nproc-per-node 8 ... -m raypack.cli calibrate --out FILE.toml
     """
     check(peak_flops, repeats, timeout)
+    if nodes or ranks is not None:
+        topology_of(ranks, nodes, device)
     wanted = Wanted(repeats, timeout, load_model(model) if model else None, shard)
     found = measured(ranks, nodes, ray, device, wanted)
     if found is None:
@@ -89,7 +94,13 @@ def measured(ranks: int | None, nodes: str, address: str, device: str, wanted: W
         if address:
             return on_ray(ranks, nodes, address, device, wanted)
         kind = device_kind(device)
-        return spawn_ranks(topology_of(ranks, nodes, kind), kind, wanted)
+        topology = topology_of(ranks, nodes, kind)
+        if topology.world > RANKS_A_CORE * cores():
+            raise RaypackError(
+                f"ranks = {topology.world}: this machine has {cores()} cores, enough for {RANKS_A_CORE * cores()} "
+                "ranks; ask for fewer"
+            )
+        return spawn_ranks(topology, kind, wanted)
 
 
 def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements:
@@ -135,6 +146,10 @@ def default_ranks(device: str) -> int:
         import torch
 
         return torch.cuda.device_count()
+    return cores()
+
+
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

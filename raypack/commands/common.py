@@ -101,7 +101,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
             where = f"{error.filename}: " if error.filename else ""
             said, code = f"{where}{error.strerror or error}", 2
         except MemoryError as error:
-            said, code = f"out of memory ({error or 'no more was to be had'}); ask for less", 2
+            said, code = f"out of memory{f' ({error})' if str(error) else ''}; ask for less", 2
         except KeyboardInterrupt:
             said, code = "interrupted", 130
         say(said)

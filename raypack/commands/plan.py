@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.table import Table as RichTable
 
 from raypack.commands.common import (
@@ -100,10 +101,11 @@ def plan(
     if picture:
         check_picture(topology)
     started = time.perf_counter()
-    if budget_seconds is None:
-        made = make_plan(samples, topology, machine, network, policy, budget=budget, attention=attention)
-    else:
-        made = plan_within(budget_seconds, samples, topology, machine, network, policy, attention)
+    with Console(stderr=True).status(f"planning {len(samples.ids):,} samples"):
+        if budget_seconds is None:
+            made = make_plan(samples, topology, machine, network, policy, budget=budget, attention=attention)
+        else:
+            made = plan_within(budget_seconds, samples, topology, machine, network, policy, attention)
     extra: dict[str, Any] = {"plan_seconds": time.perf_counter() - started}
     if strategies:
         extra["strategies"] = compare_strategies(samples, topology, machine, network)

@@ -139,7 +139,8 @@ def draw(run: Replay, picture: str, picture_step: int | None) -> None:
 
 def progress_bar(json_target: str | None) -> Progress:
     """On standard error, so that a table or JSON on standard output stays alone; gone when done."""
-    return Progress(console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def show(run: Replay, summaries: Sequence[PolicySummary], console: Console) -> None:

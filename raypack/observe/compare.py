@@ -118,6 +118,8 @@ def _figures(s: Summary) -> dict[str, float | None]:
         "inter MB a step": sent["inter"] / 1e6 / steps if steps else None,
         "intra MB a step": sent["intra"] / 1e6 / steps if steps else None,
         "inter MB as static plans": static["inter"] / 1e6 / steps if steps and s.bytes_static else None,
+        "x static, modelled": _ratio(s.static_step_seconds, s.plan_step_seconds),
+        "x dynamic, modelled": _ratio(s.dynamic_step_seconds, s.plan_step_seconds),
         "plan / bound": s.plan_bound_ratio,
         "plan seconds": s.plan_seconds,
         "plan wait seconds": s.plan_wait_seconds,
@@ -125,6 +127,10 @@ def _figures(s: Summary) -> dict[str, float | None]:
         "replayed steps": s.replayed_steps,
         "skipped steps": s.skipped_steps,
     }
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:

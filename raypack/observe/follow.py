@@ -99,7 +99,7 @@ class Follower:
             self._last_step = records[-1].step if records else self._last_step
             if pulse is not None:
                 self._view.doing(*doing(pulse, age, self._last_step))
-            elif self._alive is not None and not self._start.ranks:
+            elif self._alive is not None and not self._start.ranks and not self._stop.is_set():
                 self._start.processes(self._alive())
         self._tell_events()
 

@@ -23,7 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.errors import RaypackError
-from raypack.observe.attempts import ends_of
+from raypack.observe.attempts import AttemptLog, ends_of, read_attempts
 from raypack.observe.collector import Collector
 from raypack.observe.death import cause_of_death
 from raypack.observe.exporter import Endpoint, Exporter
@@ -33,7 +33,7 @@ from raypack.observe.reporter import Receipt
 from raypack.observe.sinks import Sink, TensorBoard
 from raypack.observe.steps import STEPS_FILE, StepLog, read_lines, resolve
 from raypack.observe.summary import SUMMARY_FILE, Summary, summarise
-from raypack.observe.tail import ENDPOINT_FILE
+from raypack.observe.tail import ENDPOINT_FILE, steps_of
 
 # Beside the runs, not in them: a file_sd pattern of Prometheus may have a star in its last part only.
 DISCOVERY_FOLDER = ".prometheus"
@@ -75,7 +75,8 @@ class RunObserver:
         self.run_dir, self.run_name, self.notes = Path(run_dir), run_name, tuple(notes)
         self.instance = uuid.uuid4().hex
         self._collector = Collector()
-        self._exporter = Exporter(run_name)
+        self._exporter = Exporter(run_name, steps_of(self.run_dir))
+        self._started = time.time()
         self._reached: dict[int, int] = {}
         self._count = 0
         bind = _own_address() if bind == NODE_ADDRESS else bind
@@ -124,6 +125,11 @@ class RunObserver:
                 _complain(error, report)
         return self.receipt(getattr(reports[-1], "attempt", self._attempt))
 
+    def checkpoint_failed(self, attempt: int, reason: str) -> None:
+        """A checkpoint of `attempt` could not be written."""
+        AttemptLog(self.run_dir).add("unsaved", attempt, reason=reason)
+        self._exporter.checkpoint_failed()
+
     def receipt(self, attempt: int) -> Receipt:
         """Which steps of `attempt` are on record."""
         return Receipt(self.instance, attempt, self._collector.settled(attempt))
@@ -162,19 +168,24 @@ class RunObserver:
     def _go_on(self) -> None:
         """Take in what is on file, as if this observer had been there."""
         self._exporter.started(time.time())
+        self._exporter.checkpoint_failed(sum(event.event == "unsaved" for event in read_attempts(self.run_dir)))
         for record in read_lines(self.run_dir / STEPS_FILE):
+            if record.run_seconds is not None:
+                self._started = record.time - record.run_seconds
             with contextlib.suppress(RaypackError):  # a label of another version: this one has no series for it
                 self._exporter.update(record, self._is_replayed(record))
             self._collector.known(record)
             self._note_reached(record)
             self._count += 1
+        self._exporter.run_started(self._started)
 
     def _keep(self, records: Sequence[StepRecord]) -> None:
-        for record in records:
+        for made in records:
+            record = made.model_copy(update={"run_seconds": made.time - self._started})
             replayed = self._is_replayed(record)
             self._note_reached(record)
             self._count += 1
-            self._recent.append(record)
+            self._recent.append(record.compact())
             for sink in self._sinks:
                 try:
                     sink.update(record, replayed)

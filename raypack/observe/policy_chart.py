@@ -43,8 +43,8 @@ def policy_figure(run: Replay) -> Figure:
     names = list(run.planned)
     seconds = np.array([seconds_of(run.planned[name]) for name in names])
     bound = np.array([each.figures.bound_seconds for each in run.planned[names[0]]])
-    _draw_means(left, names, seconds, float(bound.mean()))
-    _draw_steps(right, names, seconds, bound)
+    draw_means(left, names, seconds, float(bound.mean()))
+    draw_steps(right, names, seconds, bound)
     figure.suptitle(
         f"{run.trace.name}, {run.trace.stream.tokens_per_step:,} tokens a step: {run.model.name} on "
         f"{run.cluster.name}, {run.topology.world} ranks, sync = {run.cluster.sync}",
@@ -53,8 +53,8 @@ def policy_figure(run: Replay) -> Figure:
     return figure
 
 
-def _draw_means(axis: Axes, names: list[str], seconds: np.ndarray, bound: float) -> None:
-    """`seconds` [policies, steps]; `bound` = the mean area bound."""
+def draw_means(axis: Axes, names: list[str], seconds: np.ndarray, bound: float) -> None:
+    """One row a policy. `seconds` [policies, steps]; `bound` = the mean area bound."""
     means, p95 = seconds.mean(axis=1), np.percentile(seconds, 95, axis=1, method="inverted_cdf")
     best = means.min()
     over = 100 * (means / best - 1)
@@ -76,7 +76,7 @@ def _draw_means(axis: Axes, names: list[str], seconds: np.ndarray, bound: float)
     _percent_axis(axis, "x", float(min(below, 0)), float(over.max()))
 
 
-def _draw_steps(axis: Axes, names: list[str], seconds: np.ndarray, bound: np.ndarray) -> None:
+def draw_steps(axis: Axes, names: list[str], seconds: np.ndarray, bound: np.ndarray) -> None:
     """`seconds` [policies, steps]; `bound` [steps]. Points of one step stand beside each other, so that none hides."""
     best = seconds.min(axis=0)
     over = 100 * (seconds / best - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class StoredRun:
         """Raises RaypackError for no run there, or files that are none of a run's."""
         folder = Path(folder)
         records, left = read_steps(folder), read_summary(folder)
-        name = left.run if left else folder.resolve().name
+        # A directory's name need not be text, but pages and JSON are.
+        name = left.run if left else os.fsencode(folder.resolve().name).decode("utf-8", "backslashreplace")
         reason, notes = (left.stop_reason, left.notes) if left else ("", [])
         summary = summarise(records, name, reason, notes, ends_of(folder))
         config = folder / CONFIG_FILE

@@ -48,7 +48,7 @@ class RunView:
         self._doing: tuple[str, float | None] = ("", None)
         self._live = (
             Live(console=console, get_renderable=self._picture, refresh_per_second=REFRESHES_PER_SECOND)
-            if table and console.is_terminal
+            if table and console.is_terminal and not console.is_dumb_terminal
             else None
         )
 

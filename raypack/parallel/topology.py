@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from raypack.errors import RaypackError
 
-WORLD_MAX = 1 << 17
+WORLD_MAX = 1 << 16
 """Ranks: several times the largest cluster there is; more is a slip of the pen that would list blocks for minutes."""
 
 

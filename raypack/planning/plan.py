@@ -22,8 +22,8 @@ from raypack.parallel.topology import Block, Topology
 PLAN_VERSION = 1
 ATTENTIONS = ("ulysses", "kv_gather", "hsap")
 RECOMPUTES = ("none", "selective", "full")
-LENGTH_MAX = 1 << 40
-"""Tokens of one sample: a million times the longest document there is, and sums over a step still fit an int64."""
+LENGTH_MAX = (1 << 31) - 1
+"""Tokens of one sample: the pairs of its full attention must fit into 64 bits."""
 NUMBER_MAX = (1 << 63) - 1
 POLICIES = ("static", "dynamic", "repack", "repack+parents", "joint")
 

@@ -76,7 +76,8 @@ class Seat:
     """What surrounds one rank of an attempt.
 
     `plans` makes the source of plans of a topology; `send` takes a report and returns at once, and may keep it until
-    `flush`; `on_record` returns when a step of this attempt is on record, or cannot be waited for any longer.
+    `flush`; `on_record` returns when a step of this attempt is on record, or cannot be waited for any longer;
+    `save_failed` takes why a checkpoint could not be written, and returns at once.
     """
 
     topology: Topology
@@ -86,6 +87,7 @@ class Seat:
     send: Callable[[RankReport], None]
     flush: Callable[[], None]
     on_record: Callable[[int], None]
+    save_failed: Callable[[str], None] = lambda reason: None
 
 
 @dataclass
@@ -194,7 +196,9 @@ def _set_up(job: Job, seat: Seat) -> Run:
         """What a checkpoint makes final must be on record: a later attempt does not do it again."""
         seat.on_record(step - 1)
 
-    checkpoints = Checkpoints(trainer, store, config.train.checkpoint_keep, before_publish=recorded, timeout=limit)
+    checkpoints = Checkpoints(
+        trainer, store, config.train.checkpoint_keep, recorded, on_failure=seat.save_failed, timeout=limit
+    )
     source = seat.plans(topology)
     return Run(config, Path(job.run_dir), topology, rank, corpus, trainer, source, store, checkpoints)
 

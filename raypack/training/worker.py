@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -69,6 +70,7 @@ def _seat(settings: WorkerSettings, reporter: Reporter) -> Seat:
         send=reporter.send,
         flush=reporter.flush,
         on_record=OnRecord(settings.observer, progress.attempt, min(REPORT_SECONDS, config.timeouts.actor)),
+        save_failed=partial(settings.observer.checkpoint_failed.remote, progress.attempt),
     )
 
 
