@@ -111,11 +111,12 @@ def test_every_panel_has_data_in_every_query(scraped: Scraped) -> None:
     assert [mark.name for mark in ANNOTATIONS if not scraped.source.marks(mark)] == []
 
 
-def test_marks_are_where_the_records_have_checkpoints(scraped: Scraped) -> None:
+def test_marks_are_where_an_attempt_started_and_where_checkpoints_were(scraped: Scraped) -> None:
+    marks = {mark.name: scraped.source.marks(mark) for mark in ANNOTATIONS}
     saved = [record.time for record in read_steps(scraped.run_dir) if record.checkpointed]
-    (marked,) = [scraped.source.marks(mark) for mark in ANNOTATIONS if mark.name == "Checkpoints"]
     assert len(saved) == 3
-    assert marked == pytest.approx(saved[: len(marked)], abs=1e-2)
+    assert marks["Checkpoints"] == pytest.approx(saved[: len(marks["Checkpoints"])], abs=1e-2)
+    assert len(marks["Attempts"]) == 1
 
 
 def has(scraped: Scraped, query: Query) -> bool:
