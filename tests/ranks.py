@@ -123,8 +123,7 @@ class Plain:
         initialize(model, case.model, case.seed)
         self.case, dtype = case, getattr(torch, case.train.dtype)
         self.parameters = {name: p.detach().to(dtype).requires_grad_() for name, p in model.named_parameters()}
-        self._named = {reference_name(name): p for name, p in self.parameters.items()}
-        self._named.update({reference_name(name): b for name, b in model.named_buffers()})
+        self._state = self.parameters | dict(model.named_buffers())
 
     def loss(self, plan: Plan) -> torch.Tensor:
         """Mean over the plan's labels."""
@@ -135,7 +134,7 @@ class Plain:
             for d, p in zip(documents, plan.placements, strict=True)
         ]
         total = reference_loss(
-            case.model, self._named, [torch.from_numpy(d) for d in documents], [torch.from_numpy(x) for x in labels]
+            case.model, self._state, [torch.from_numpy(d) for d in documents], [torch.from_numpy(x) for x in labels]
         )
         return total / max(1, plan.labels)
 
@@ -147,11 +146,6 @@ def oracle(case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
     grads = torch.autograd.grad(loss, list(plain.parameters.values()), allow_unused=True)
     pairs = zip(plain.parameters.items(), grads, strict=True)
     return float(loss.detach()), {n: full(g if g is not None else torch.zeros_like(p)) for (n, p), g in pairs}
-
-
-def reference_name(name: str) -> str:
-    name = name.replace(".attention.", ".")
-    return name + ".weight" if name.endswith(("q_norm", "k_norm")) else name
 
 
 def hidden_on_rank(

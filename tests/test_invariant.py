@@ -1,4 +1,4 @@
-"""The invariant (design section 4): any plan, world, number of rounds and sharding gives the same loss and gradients
+"""The invariant (docs/exchange.md): any plan, world, number of rounds and sharding gives the same loss and gradients
 as one rank without parallelism. fp64, every parameter, every rank, NaN-poisoned receive buffers.
 
 Ranks are threads but for the last two tests: processes, which cannot share by accident."""

@@ -1,4 +1,4 @@
-"""Before a step moves anything, all ranks compare what they are about to do (design section 4, Agreement).
+"""Before a step moves anything, all ranks compare what they are about to do (docs/exchange.md).
 
 gloo does not notice when two ranks run different plans (the receiver keeps stale rows), and a rank that failed alone
 would leave the others waiting: so each step starts with one small all-gather on a CPU group.

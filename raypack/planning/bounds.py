@@ -1,4 +1,4 @@
-"""Floors under the seconds of every plan of a step (design section 6).
+"""Floors under the seconds of every plan of a step (docs/planning.md).
 
 - The *plain bound*: work without communication spread over all ranks, or the slowest sample at its best shape.
 - The *area bound*: least T with  sum over samples of min{area(shape) : seconds(shape) <= T} <= ranks x T.
