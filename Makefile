@@ -8,7 +8,7 @@ ARGS ?=
 # Cheapest kind first; ranks or Ray start only after the pure tests have been seen.
 STAGES := "not pool and not ray" "pool and not ray" "ray"
 
-.PHONY: help setup train test test-rest test-all mutants chaos lint format bench dashboards clean
+.PHONY: help setup train test test-rest test-all mutants chaos lint format bench dashboards docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -69,6 +69,9 @@ bench: $(STAMP) ## every benchmark's table (ARGS="--only NAME --quick")
 
 dashboards: $(STAMP) ## write dashboards/*.json and the table of docs/metrics.md from the metric declarations
 	$(BIN)/python -m dashboards.generate
+
+docs: $(STAMP) ## write docs/run-file.md from the settings
+	$(BIN)/python -m raypack.run_help docs/run-file.md
 
 clean: ## remove the environment and caches; runs and corpora stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,8 +1,8 @@
 """How long workers stand still for their plans in a steady state: the default job, 8 workers through Ray.
 
 Each step counts with its slowest rank. The planner actor shares the machine's cores with the workers here, at the
-lowest priority. Apart from it: the agreement before each step (comparing digests, and waiting for the latest rank), and
-the time a rank takes to digest a plan, which happens beside the step before.
+lowest priority. Apart from it: the agreement before each step (comparing digests, and waiting for the latest rank; mean
+of the ranks), and the time a rank takes to digest a plan, which happens beside the step before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def digest_seconds(run_dir: Path) -> list[float]:
 def table(records: Sequence[StepRecord], digests: Sequence[float]) -> Table:
     rows = {
         "wait for the plan": [r.plan_wait_seconds for r in records],
-        "agreement, waiting for the latest rank included": [r.phase_seconds["agree"] for r in records],
+        "agreement, waiting for the latest rank included, mean": [r.phase_seconds["agree"] for r in records],
         "digest of a plan, beside the step before": digests,
         "making a plan, in the planner": [r.plan_seconds for r in records],
         "step": [r.seconds for r in records],

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from dashboards.panels import INTER, PLANNED, RANK, Board, Row, a_step, imbalance, number, sent, series, speed, value
+from dashboards.limits import PLAN_LATE, RANK_SLOW
+from dashboards.panels import (
+    INTER,
+    PLANNED,
+    Board,
+    Row,
+    a_step,
+    a_step_modelled,
+    against_own,
+    by_rank,
+    imbalance,
+    number,
+    sent,
+    series,
+    speed,
+    value,
+)
 
 LATE = f"{speed('raypack_plan_late_seconds_total')} / {speed('raypack_step_seconds_sum')}"
 
@@ -12,7 +28,7 @@ NOW = Row(
         number("Plan / bound", "1 = no plan can be faster", value("raypack_plan_bound_ratio"), decimals=3),
         number("Time to make", "The last step's plan", value("raypack_plan_seconds"), "s"),
         number("Waited for", "The last step's plan, longest rank", value("raypack_plan_wait_seconds"), "s"),
-        number("Late", "Share of step time spent waiting for plans", LATE, "percentunit"),
+        number("Late", "Share of step time spent waiting for plans", LATE, "percentunit", limit=PLAN_LATE),
         number("Samples a step", "", a_step("raypack_samples_total"), decimals=1),
         number("Rounds a step", "", a_step("raypack_rounds_total"), decimals=2),
     ),
@@ -26,9 +42,16 @@ TIME = Row(
             "The planner works ahead: its time matters where ranks wait",
             (value("raypack_plan_seconds"), "{{run}} to make"),
             (value("raypack_plan_wait_seconds"), "{{run}} waited for"),
+            (value("raypack_prepare_seconds"), "{{run}} frames and tokens, beside the step before"),
             unit="s",
         ),
-        series("Late", "Share of step time spent waiting for plans", (LATE, "{{run}}"), unit="percentunit"),
+        series(
+            "Late",
+            "Share of step time spent waiting for plans",
+            (LATE, "{{run}}"),
+            unit="percentunit",
+            limit=PLAN_LATE,
+        ),
         series(
             "Plan / bound",
             "Planned seconds over the area bound; 1 = no plan can be faster",
@@ -62,15 +85,16 @@ SHAPE = Row(
             stacked=True,
         ),
         series(
-            "Tokens by rank",
+            "Tokens: the ranks that hold most",
             "In the child layout, last step",
-            (value("raypack_rank_tokens", RANK), "{{run}} {{rank}}"),
+            *by_rank("raypack_rank_tokens"),
             unit="short",
         ),
         series(
             "Token imbalance",
             "Largest rank over mean; 1 = even",
             (imbalance("raypack_rank_tokens"), "{{run}}"),
+            limit=RANK_SLOW,
         ),
         series(
             "Tokens and labels a second",
@@ -85,6 +109,23 @@ SHAPE = Row(
 WORTH = Row(
     "What it is worth",
     (
+        series(
+            "Seconds a step, all by the cost model",
+            "Of the run's plans, and of static and dynamic plans for the same samples",
+            (a_step_modelled("own"), "{{run}} own"),
+            (a_step_modelled("static"), "{{run}} static"),
+            (a_step_modelled("dynamic"), "{{run}} dynamic"),
+            unit="s",
+            span=12,
+        ),
+        series(
+            "The same, over the run's own",
+            "2 = such plans would take twice as long, by the cost model",
+            (against_own("static"), "{{run}} static"),
+            (against_own("dynamic"), "{{run}} dynamic"),
+            unit="suffix:x",
+            span=12,
+        ),
         series(
             "Bytes across nodes a step",
             "This run, and what static and dynamic plans would send",
@@ -113,7 +154,7 @@ WORTH = Row(
 BOARD = Board(
     "raypack-planner",
     "raypack planner",
-    "Plans: in time, near the bound, block widths, bytes against static and dynamic plans.",
+    "Plans: in time, near the bound, block widths, seconds and bytes against static and dynamic plans.",
     (NOW, TIME, SHAPE, WORTH),
     ranks=True,
 )

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as models
 
 from dashboards import board_cluster, board_planner, board_run
-from dashboards.panels import Board, Panel
+from dashboards.panels import ANNOTATIONS, Annotation, Board, Panel
 from dashboards.rules import rule_file
 from raypack.observe.metrics import label_table, table
 
@@ -26,6 +26,8 @@ BOARDS = (board_run.BOARD, board_planner.BOARD, board_cluster.BOARD)
 RULES = HERE / "raypack-rules.yml"
 DOCS = HERE.parent / "docs" / "metrics.md"
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+# What rates are taken over; the first is chosen at first.
+WINDOWS = ("1m", "2m", "5m", "10m", "30m")
 # The uids that Ray gives the dashboards it writes for Grafana.
 RAY_BOARDS = {"Ray Train": "rayTrainDashboard", "Ray cluster": "rayDefaultDashboard"}
 
@@ -52,6 +54,7 @@ def board_json(board: Board) -> str:
             _variable("run", "Run", "label_values(raypack_step, run)", models.VariableSort.ALPHABETICAL_DESC)
         )
     )
+    made = made.with_variable(_windows())
     if board.ranks:
         query = 'label_values(raypack_rank_tokens{run=~"$run"}, rank)'
         made = made.with_variable(_variable("rank", "Rank", query, models.VariableSort.NUMERICAL_ASC))
@@ -63,6 +66,7 @@ def board_json(board: Board) -> str:
         for panel in row.panels:
             made = made.with_panel(_panel(panel).id(next(numbers)))
     data = _current(json.loads(JSONEncoder().encode(made.build())))
+    data["annotations"] = {"list": [_annotation(each) for each in ANNOTATIONS]}
     return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
@@ -91,14 +95,44 @@ def _variable(name: str, label: str, query: str, sort: models.VariableSort) -> d
     )
 
 
+def _windows() -> dashboard.IntervalVariable:
+    first, *_ = options = [
+        models.VariableOption(selected=each == WINDOWS[0], text=each, value=each) for each in WINDOWS
+    ]
+    made = dashboard.IntervalVariable("window").label("Rates over").description("Longer than a few steps take")
+    return made.values(",".join(WINDOWS)).options(options).current(first)
+
+
+def _annotation(each: Annotation) -> dict[str, Any]:
+    """As Grafana's Prometheus plugin reads it; the SDK has no words for it."""
+    return {
+        "name": each.name,
+        "datasource": {"type": SOURCE.type_val, "uid": SOURCE.uid},
+        "enable": True,
+        "hide": False,
+        "iconColor": each.color,
+        "expr": each.expr,
+        "textFormat": each.text,
+        "titleFormat": each.name,
+        "tagKeys": "run",
+        "useValueForTime": True,
+    }
+
+
 def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
     made: stat.Panel | timeseries.Panel
     if panel.kind == "stat":
-        made = stat.Panel().height(4).reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        made = stat.Panel().height(8 if panel.names else 4)
+        made = made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).thresholds(_thresholds(panel))
+        if panel.names:
+            made = made.text_mode(kinds.BigValueTextMode.NAME).graph_mode(kinds.BigValueGraphMode.NONE)
     else:
         made = timeseries.Panel().height(8).legend(_legend()).tooltip(_tooltip()).fill_opacity(10)
         if panel.stacked:
             made = made.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL)).fill_opacity(60)
+        if panel.limit is not None:
+            style = common.GraphThresholdsStyleConfig().mode(kinds.GraphTresholdsStyleMode.DASHED)
+            made = made.thresholds(_thresholds(panel)).thresholds_style(style)
     made = made.title(panel.title).description(panel.description).unit(panel.unit).span(panel.span).datasource(SOURCE)
     if panel.decimals is not None:
         made = made.decimals(panel.decimals)
@@ -106,6 +140,16 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
         target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).range()
         made = made.with_target(target.ref_id(chr(ord("A") + number)))
     return made
+
+
+def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
+    """Said of every figure: Grafana's own default is red from 80 on, whatever is shown."""
+    if panel.limit is None:
+        steps = [models.Threshold(0.0, "text")]
+    else:
+        below, beyond = ("red", "green") if panel.low else ("green", "red")
+        steps = [models.Threshold(0.0, below), models.Threshold(float(panel.limit), beyond)]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def _legend() -> common.VizLegendOptions:

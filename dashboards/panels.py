@@ -9,11 +9,15 @@ from raypack.observe.record import PLANNED_COLLECTIVES
 
 RUN = 'run=~"$run"'
 RANK = 'rank=~"$rank"'
-RATE = "[$__rate_interval]"
+# Chosen at the top of the page: it must be long against a step, which Grafana's own rate interval knows nothing of.
+RATE = "[$window]"
+# Lines of single ranks in a panel, whatever the world.
+RANKS_SHOWN = 5
 INTER = 'scope="inter"'
 EXCHANGED = "raypack_all_to_all_bytes_total"
 COLLECTED = "raypack_collective_bytes_total"
 PLANNED = "raypack_policy_bytes_total"
+MODELLED = "raypack_modelled_seconds_total"
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """`unit` is Grafana's name of it; `span` of the 24 columns."""
+    """`unit` is Grafana's name of it; `span` of the 24 columns. Beyond `limit` (`low`: below it) a value is red;
+    `names` shows the names of the series in place of their values."""
 
     title: str
     description: str
@@ -36,6 +41,19 @@ class Panel:
     span: int = 8
     stacked: bool = False
     decimals: int | None = None
+    limit: float | None = None
+    low: bool = False
+    names: bool = False
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """Marks in every panel of every board: the values of `expr` are Unix times in milliseconds."""
+
+    name: str
+    color: str
+    expr: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -90,11 +108,50 @@ def age(metric: str) -> str:
     return f"time() - {value(metric)}"
 
 
-def series(title: str, description: str, *queries: tuple[str, str], unit: str = "none", **more: int | bool) -> Panel:
+def a_step_modelled(plan: str) -> str:
+    """Seconds a step by the cost model: of the run's `own` plans, or of `static` or `dynamic` ones."""
+    return a_step(MODELLED, f'plan="{plan}"')
+
+
+def against_own(plan: str) -> str:
+    """Modelled seconds of `static` or `dynamic` plans over those of the run's own."""
+    modelled = (speed(MODELLED, f'plan="{each}"') for each in (plan, "own"))
+    return " / ".join(modelled)
+
+
+def by_rank(metric: str) -> tuple[tuple[str, str], ...]:
+    """The ranks that have most of it over the time shown, and where the others lie."""
+    each = value(metric, RANK)
+    most = f"{each} and topk by (run) ({RANKS_SHOWN}, avg_over_time({each}[$__range] @ end()))"
+    return (
+        (most, "{{run}} rank {{rank}} on {{node}}"),
+        (f"quantile by (run) (0.5, {each})", "{{run}} median"),
+        (f"min by (run) ({each})", "{{run}} least"),
+    )
+
+
+def series(title: str, description: str, *queries: tuple[str, str], unit: str = "none", **more: float | bool) -> Panel:
     """Lines over time: (expression, legend) each."""
     return Panel(title, description, tuple(Query(*query) for query in queries), unit, **more)  # type: ignore[arg-type]
 
 
-def number(title: str, description: str, expr: str, unit: str = "none", decimals: int | None = None) -> Panel:
+def number(
+    title: str, description: str, expr: str, unit: str = "none", decimals: int | None = None, **more: float | bool
+) -> Panel:
     """One large figure a run."""
-    return Panel(title, description, (Query(expr, "{{run}}"),), unit, "stat", 4, decimals=decimals)
+    return Panel(title, description, (Query(expr, "{{run}}"),), unit, "stat", 4, decimals=decimals, **more)  # type: ignore[arg-type]
+
+
+ANNOTATIONS = (
+    Annotation(
+        "Attempts", "orange", f"{value('raypack_attempt_timestamp_seconds')} * 1000", "{{run}}: an attempt starts"
+    ),
+    Annotation(
+        "Checkpoints",
+        "blue",
+        # Before there is one the time says since when it is waited for, such as the attempt's start.
+        f"(({value('raypack_checkpoint_timestamp_seconds')} and {value('raypack_checkpoints_total')} > 0)"
+        f" != {value('raypack_attempt_timestamp_seconds')}) * 1000",
+        "{{run}}: checkpoint",
+    ),
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dashboards import limits
 from dashboards.panels import INTER
 from raypack.observe.record import PLANNED_COLLECTIVES
 
 # Windows are long against a step: at scale one takes tens of seconds.
 WINDOW = "10m"
+OWN, STATIC = (f'raypack_modelled_seconds_total{{plan="{plan}"}}' for plan in ("own", "static"))
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Alert:
 
     name: str
     value: str
-    limit: str
+    limit: float
     wait: str
     severity: str
     summary: str
@@ -34,7 +36,7 @@ class Alert:
 
     @property
     def expr(self) -> str:
-        return f"({self.value}) > {self.limit}"
+        return f"({self.value}) > {self.limit:g}"
 
 
 def _growth(metric: str, by: str = "run") -> str:
@@ -65,8 +67,29 @@ RECORDINGS = (
     ),
     Recording(
         "rank:raypack_busy:ratio10m",
-        f"avg by (run, rank) (avg_over_time(raypack_rank_busy_seconds[{WINDOW}]))"
+        f"avg by (run, rank, node) (avg_over_time(raypack_rank_busy_seconds[{WINDOW}]))"
         f" / on (run) group_left () avg by (run) (avg_over_time(raypack_rank_busy_seconds[{WINDOW}]))",
+    ),
+    # 1 = the cost model is right; what counts is whether it changes.
+    Recording(
+        "run:raypack_measured:ratio10m",
+        f"{_growth('raypack_step_seconds_sum')} / {_growth(OWN)}",
+    ),
+    Recording(
+        "run:raypack_static:ratio10m",
+        f"{_growth(STATIC)} / {_growth(OWN)}",
+    ),
+    # Of the last hour, or of all time where the run is younger.
+    Recording(
+        "run:raypack_goodput:ratio1h",
+        "clamp_min(sum by (run) (delta(raypack_effective_seconds[1h]))"
+        " / sum by (run) (clamp_max(time() - raypack_start_timestamp_seconds, 3600)), 0)",
+    ),
+    # 0 = even, 1 = every token takes the same experts.
+    Recording(
+        "run:raypack_router_collapse:ratio10m",
+        f"(sum by (run) (avg_over_time(raypack_expert_load_ratio[{WINDOW}])) - 1)"
+        " / (sum by (run) (raypack_expert_load_max_ratio) - 1)",
     ),
 )
 
@@ -74,7 +97,7 @@ ALERTS = (
     Alert(
         "RaypackNoStep",
         "time() - raypack_step_timestamp_seconds",
-        "900",
+        limits.NO_STEP_SECONDS,
         "1m",
         "critical",
         "run {{ $labels.run }}: no step for {{ $value | humanizeDuration }}",
@@ -83,7 +106,7 @@ ALERTS = (
     Alert(
         "RaypackObserverDown",
         '1 - up{job="raypack"}',
-        "0",
+        0,
         "2m",
         "warning",
         "{{ $labels.instance }} does not answer: the run was killed, or its observer is",
@@ -92,7 +115,7 @@ ALERTS = (
     Alert(
         "RaypackPlanLate",
         "run:raypack_plan_late:ratio10m",
-        "0.05",
+        limits.PLAN_LATE,
         "10m",
         "warning",
         "run {{ $labels.run }}: {{ $value | humanizePercentage }} of the step time goes into waiting for plans",
@@ -101,16 +124,18 @@ ALERTS = (
     Alert(
         "RaypackRankSlow",
         "rank:raypack_busy:ratio10m",
-        "1.5",
+        limits.RANK_SLOW,
         "10m",
         "warning",
-        "run {{ $labels.run }}: rank {{ $labels.rank }} is busy {{ $value | humanize }} times as long as the mean",
-        "One rank always: its machine is slow. Changing ranks: plans do not balance, look at the planner's dashboard.",
+        "run {{ $labels.run }}: rank {{ $labels.rank }} on {{ $labels.node }} is busy {{ $value | humanize }} times as "
+        "long as the mean",
+        "Always ranks of one node: that machine is slow. Changing ranks: plans do not balance, look at the planner's "
+        "dashboard.",
     ),
     Alert(
         "RaypackInterShareRising",
         "run:raypack_inter_bytes:ratio10m - run:raypack_inter_bytes:ratio10m offset 1h",
-        "0.1",
+        limits.INTER_RISE,
         "15m",
         "warning",
         "run {{ $labels.run }}: {{ $value | humanizePercentage }} more exchange bytes cross nodes than an hour ago",
@@ -119,7 +144,7 @@ ALERTS = (
     Alert(
         "RaypackLossNotFinite",
         f"increase(raypack_steps_nonfinite_total[{WINDOW}])",
-        "0",
+        0,
         "0m",
         "critical",
         "run {{ $labels.run }}: steps were skipped, loss or gradient was not finite",
@@ -128,7 +153,7 @@ ALERTS = (
     Alert(
         "RaypackCheckpointTooOld",
         "time() - raypack_checkpoint_timestamp_seconds",
-        "7200",
+        limits.CHECKPOINT_AGE_SECONDS,
         "5m",
         "warning",
         "run {{ $labels.run }}: the last checkpoint is {{ $value | humanizeDuration }} old",
@@ -137,11 +162,48 @@ ALERTS = (
     Alert(
         "RaypackRestartsOften",
         "increase(raypack_restarts_total[1h])",
-        "3",
+        limits.RESTARTS,
         "0m",
         "warning",
         "run {{ $labels.run }}: {{ $value | humanize }} restarts in an hour",
         "Look at the nodes that come and go on the cluster's dashboard, and at Ray's.",
+    ),
+    Alert(
+        "RaypackCheckpointFailing",
+        "increase(raypack_checkpoint_failures_total[1h])",
+        0,
+        "0m",
+        "critical",
+        "run {{ $labels.run }}: a checkpoint could not be written",
+        "attempts.jsonl of the run says why; look at the space and the speed of its checkpoint storage.",
+    ),
+    Alert(
+        "RaypackPlanDrift",
+        "run:raypack_measured:ratio10m / run:raypack_measured:ratio10m offset 1h",
+        limits.DRIFT,
+        "15m",
+        "warning",
+        "run {{ $labels.run }}: against the cost model steps take {{ $value | humanize }} times as long as an hour ago",
+        "A machine or the network has become slow, or the lengths are such as the model misjudges: look at the ranks, "
+        "then measure again with raypack calibrate.",
+    ),
+    Alert(
+        "RaypackGoodputLow",
+        "1 - run:raypack_goodput:ratio1h",
+        1 - limits.GOODPUT,
+        "30m",
+        "warning",
+        "run {{ $labels.run }}: {{ $value | humanizePercentage }} of the last hour went into no step that counts",
+        "The cluster's dashboard says where it went: restarts and what they replay, checkpoints, held-out losses.",
+    ),
+    Alert(
+        "RaypackRouterCollapsed",
+        "run:raypack_router_collapse:ratio10m",
+        limits.ROUTER_COLLAPSED,
+        "10m",
+        "warning",
+        "run {{ $labels.run }}: the router is {{ $value | humanizePercentage }} of the way to the same experts for all",
+        "Most experts learn nothing: raise train.balance_rate, or lower train.lr.",
     ),
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dashboards.generate import BOARDS
-from dashboards.panels import Panel, Query
+from dashboards.panels import ANNOTATIONS, Annotation, Panel, Query
 from raypack.commands.common import handle_errors
 from raypack.errors import RaypackError
 
@@ -68,8 +68,14 @@ class Source:
 
     def filled(self, expr: str) -> str:
         """The expression with Grafana's variables replaced."""
-        rated = expr.replace("$__rate_interval", self.rate_window)
-        return rated.replace("$run", self.run).replace("$rank", self.rank)
+        timed = expr.replace("$window", self.rate_window).replace("$__range", f"{math.ceil(self.end - self.start)}s")
+        return timed.replace("$run", self.run).replace("$rank", self.rank)
+
+    def marks(self, annotation: Annotation) -> list[float]:
+        """Unix times of the annotation inside the range."""
+        values = [line.values[np.isfinite(line.values)] for line in self.lines(Query(annotation.expr, ""))]
+        times = np.unique(np.concatenate([[], *values])) / 1e3
+        return [float(time) for time in times if self.start <= time <= self.end]
 
     def ask(self, expr: str) -> list[dict]:
         """A range query's result, as Prometheus gives it."""
@@ -97,6 +103,7 @@ def draw(source: Source, path: Path) -> list[str]:
     figure = Figure(figsize=(5 * COLUMNS, 2.9 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     empty = []
+    marks = [(annotation.color, source.marks(annotation)) for annotation in ANNOTATIONS]
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     for axis, (board, row, panel) in zip(axes, panels, strict=False):
         lines = [line for query in panel.queries for line in source.lines(query)]
@@ -109,6 +116,9 @@ def draw(source: Source, path: Path) -> list[str]:
             _figures(axis, panel, lines)
         else:
             _plot(axis, panel, lines, source.start)
+            for color, times in marks:
+                for at in times:
+                    axis.axvline(at - source.start, color=color, linestyle="--", linewidth=0.6, alpha=0.7)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     figure.savefig(path, dpi=70)
@@ -119,9 +129,14 @@ def _figures(axis: Axes, panel: Panel, lines: Sequence[Line]) -> None:
     axis.set_axis_off()
     for i, line in enumerate(lines[:4]):
         known = line.values[np.isfinite(line.values)]
-        text = readable(float(known[-1]), panel.unit)
-        axis.text(0.5, 0.75 - 0.3 * i, text, ha="center", fontsize=16, transform=axis.transAxes)
-        axis.text(0.5, 0.65 - 0.3 * i, line.name, ha="center", fontsize=7, transform=axis.transAxes)
+        value = float(known[-1])
+        text = line.name.replace(", ", "\n") if panel.names else readable(value, panel.unit)
+        limit = panel.limit
+        color = "black" if limit is None else "red" if (value < limit if panel.low else value >= limit) else "green"
+        size = 9 if panel.names else 16
+        axis.text(0.5, 0.75 - 0.3 * i, text, ha="center", fontsize=size, color=color, transform=axis.transAxes)
+        if not panel.names:
+            axis.text(0.5, 0.65 - 0.3 * i, line.name, ha="center", fontsize=7, transform=axis.transAxes)
 
 
 def _plot(axis: Axes, panel: Panel, lines: Sequence[Line], start: float) -> None:
@@ -134,6 +149,10 @@ def _plot(axis: Axes, panel: Panel, lines: Sequence[Line], start: float) -> None
             axis.fill_between(line.times - start, base, values, alpha=0.4, linewidth=0)
             below.update(zip(line.times.tolist(), values.tolist(), strict=True))
         axis.plot(line.times - start, values, linewidth=1, marker="." if len(values) < 4 else None, label=line.name)
+    if panel.limit is not None:
+        shown = axis.get_ylim()
+        axis.axhline(panel.limit, color="red", linestyle="--", linewidth=0.8)
+        axis.set_ylim(shown)  # a limit that is far off is not shown, as in Grafana
     more = f" (+{len(lines) - LINES_MAX})" if len(lines) > LINES_MAX else ""
     axis.set_ylabel(panel.unit + more, fontsize=7)
     axis.legend(fontsize=5.5, ncols=2, loc="best", framealpha=0.6)
@@ -146,6 +165,8 @@ def readable(value: float, unit: str) -> str:
     """A figure with its unit, short."""
     if unit == "percentunit":
         return f"{100 * value:.1f} %"
+    if unit.startswith("suffix:"):
+        return f"{value:.3g}{unit.removeprefix('suffix:')}"
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size and unit != "none":
             return f"{value / size:.3g} {prefix}{UNITS[unit]}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
+import sys
 from typing import NamedTuple
 
 import click
 
 from raypack import __version__
+from raypack.commands.refusal import Refusal
 
 
 class Entry(NamedTuple):
@@ -45,6 +48,11 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.entries = entries
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any("\0" in each for each in args):
+            raise Refusal("an argument holds a NUL character, which no name may; leave it out")
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, entry in self.entries.items() if there(entry)]
 
@@ -74,6 +82,10 @@ def main() -> None:
 
     Training itself is `python jobs/train_1f3s.py --help`.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files need not be text, and a terminal need not know every letter.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

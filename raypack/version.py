@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import platform
 from functools import lru_cache
 from pathlib import Path
 
 import raypack
+
+
+def build() -> dict[str, str]:
+    """Versions of what a run depends on, by name; `code` = the digest of `code_version`."""
+    version, code = code_version().rsplit("+", 1)
+    others = {name: importlib.metadata.version(name) for name in ("torch", "ray")}
+    return {"version": version, "code": code, **others, "python": platform.python_version()}
 
 
 @lru_cache(maxsize=1)

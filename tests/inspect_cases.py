@@ -30,7 +30,7 @@ def write_run(run_dir: Path, steps: int = 40, finish: str = "finished", loss: fl
     observer = RunObserver(str(run_dir), run_dir.name, notes=("nodes are simulated",))
     (run_dir / "config.toml").write_text(tomli_w.dumps(CONFIG.model_dump()))
     clock = iter(range(10**9))
-    observer._collector._clock = lambda: 1.7e9 + 30.0 * next(clock)
+    observer._started, observer._collector._clock = 1.7e9, lambda: 1.7e9 + 30.0 * next(clock)
     for attempt, world in enumerate(WORLDS):
         observer.begin(attempt, world)
         AttemptLog(run_dir).add("started", attempt, world=world)
@@ -62,8 +62,8 @@ def _report(rank: int, step: int, attempt: int, world: int, loss: float) -> Rank
         plan_wait_seconds=0.001 * (1 + step % 4),
         exchanged={("full_in", "inter"): inter, ("full_out", "inter"): inter // 2, ("sparse_in", "intra"): 2_000_000},
         collected={("gradient_reduce", "inter"): 1_000_000},
-        phases={"plan_wait": 0.002, "forward": 0.6, "backward": 1.1, "gradient_reduce": 0.2, "optimizer": 0.05}
-        | ({"checkpoint": 0.4} if step % 10 == 9 else {}),
+        phases={"plan_wait": 0.002, "forward": 0.5, "backward": 0.9, "gradient_reduce": 0.2, "optimizer": 0.05},
+        checkpoint_seconds=0.4 if step % 10 == 9 else None,
         layers={("full", "forward"): 0.3, ("full", "backward"): 0.6, ("sparse", "forward"): 0.25,
                 ("sparse", "backward"): 0.4, ("head", "forward"): 0.05, ("head", "backward"): 0.1},
         exchange_seconds={"full_in": 0.1, "full_out": 0.05, "sparse_in": 0.02},
@@ -80,6 +80,9 @@ def _report(rank: int, step: int, attempt: int, world: int, loss: float) -> Rank
             sample_ids_digest=f"{step:04d}",
             model_flops=5e9,
             plan_seconds=0.05,
+            plan_step_seconds=0.1,
+            static_step_seconds=0.13,
+            dynamic_step_seconds=0.11 + 0.01 * (step % 2),
             plan_bound_ratio=1.02 + 0.01 * (step % 5),
             bytes_static={"full_in": {"intra": 0, "inter": 30_000_000}, "sparse_in": {"intra": 0, "inter": 9_000_000}},
             bytes_dynamic={"full_in": {"intra": 9_000_000, "inter": 12_000_000}},

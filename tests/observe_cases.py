@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raypack.observe.record import RankReport, StepFacts, StepRecord, merge
+from raypack.observe.merge import merge
+from raypack.observe.record import RankReport, StepFacts, StepRecord
 
 FACTS = StepFacts(
     epoch=0,
@@ -23,6 +24,9 @@ FACTS = StepFacts(
     plan_bound_ratio=1.02,
     peak_flops=1e9,
     peak_source="test preset",
+    plan_step_seconds=2.0,
+    static_step_seconds=3.0,
+    dynamic_step_seconds=2.5,
     bytes_static={"full_in": {"intra": 0, "inter": 900}},
     bytes_dynamic={"full_in": {"intra": 100, "inter": 500}},
     parent_widths={2: 1, 1: 1},

@@ -170,7 +170,7 @@ def invoke(*arguments: object, code: int = 0) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--out", "x.json"], "ends in .toml"),
+        (["--out", "x.json"], "give a name in .toml"),
         (["--out", "nowhere/x.toml"], "there is no folder"),
         (["--out", "x.toml", "--ranks", 0], "ranks = 0: must be at least 1"),
         (["--out", "x.toml", "--nodes", "4,x"], "nodes = '4,x'"),

@@ -238,12 +238,15 @@ def test_records_that_cannot_be_written_are_the_checkpoints_trouble(tmp_path: Pa
     def fails(step: int) -> None:
         raise OSError(28, "No space left on device")
 
-    checkpoints = Checkpoints(lone_trainer(), LocalStore(tmp_path), 2, before_publish=fails)
+    told: list[str] = []
+    checkpoints = Checkpoints(lone_trainer(), LocalStore(tmp_path), 2, before_publish=fails, on_failure=told.append)
     checkpoints.save(state_at(3))
     with pytest.raises(RaypackError, match=r"checkpoint of step 3: OSError: .*No space left"):
         checkpoints.settle(WAIT)
     assert list(tmp_path.iterdir()) == []
     checkpoints.settle(WAIT)  # said once
+    assert len(told) == 1
+    assert "the checkpoint of step 3: OSError: [Errno 28] No space left on device" in told[0]
 
 
 def test_a_write_that_takes_too_long_is_said_and_can_be_left(tmp_path: Path) -> None:

@@ -14,21 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.cli import main
-from raypack.config import Config, TopologySection
+from raypack.config import Config, DataSection, TopologySection
 from raypack.errors import RaypackError
 from raypack.training.cluster_check import ClusterShape, NodeType, check_cluster
 from raypack.training.cluster_file import read_cluster_file
 from raypack.training.cluster_mounts import mount_points, volumes
 
 ROOT = Path(__file__).resolve().parent.parent
-GPU_RUN = str(ROOT / "jobs" / "1f3s_gpu.toml")
+GPU_RUN = [str(ROOT / "jobs" / "1f3s_gpu.toml"), "--data.corpus", "corpora/mine"]
 SHIPPED = ["cluster.yaml", "kuberay/raycluster.yaml", "kuberay/rayjob.yaml"]
 HEAD = NodeType("head", 0, 0, 1, 1)
 
 
 def _config(workers: int, cpus: float, gpus: float = 0, **more: Any) -> Config:
     topology = TopologySection(workers=workers, cpus_per_worker=cpus, gpus_per_worker=gpus, **more)
-    return Config(topology=topology)
+    return Config(topology=topology, data=DataSection(corpus="corpora/mine"))
 
 
 def _shape(*types: NodeType, nodes_max: int | None = None) -> ClusterShape:
@@ -46,13 +46,20 @@ def _check(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_cluster_files_hold_the_gpu_run(name: str) -> None:
-    done = _check(GPU_RUN, "--cluster-file", str(ROOT / name), "--json", "-")
+    done = _check(*GPU_RUN, "--cluster-file", str(ROOT / name), "--json", "-")
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["ok"]
     assert data["workers_fitting"] == data["workers"] == 64
     assert data["shared_paths"] == ["/mnt/raypack"]
     assert data["faults"] == []
+
+
+def test_gpus_without_a_corpus_are_a_fault() -> None:
+    done = _check(GPU_RUN[0], "--cluster-file", str(ROOT / "cluster.yaml"))
+    assert done.exit_code == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: topology.gpus_per_worker = 1 and no data.corpus")
 
 
 def test_too_few_nodes_at_the_clusters_largest_say_need_and_limit() -> None:
@@ -123,14 +130,15 @@ def test_fitting_is_the_best_choice_of_nodes(
         ("run.root", "/mnt/raypack/../elsewhere", "on no storage that they share"),
         ("run.root", "/mnt/raypackets", "on no storage that they share"),
         ("run.root", "~/runs", "each node's own"),
-        ("run.root", "s3://bucket/runs", ""),
+        ("run.root", "s3://bucket/runs", "must be a directory"),
+        ("train.checkpoint_root", "s3://bucket/runs", ""),
         ("run.root", "runs", ""),
         ("data.corpus", "/data/corpus", "on no storage that they share"),
         ("run.resume", "/data/step-00000050", "on no storage that they share"),
     ],
 )
 def test_places_of_a_run_lie_on_storage_that_the_cluster_file_mounts(key: str, value: str, fault: str) -> None:
-    done = _check(GPU_RUN, f"--{key}", value, "--cluster-file", str(ROOT / "cluster.yaml"))
+    done = _check(*GPU_RUN, f"--{key}", value, "--cluster-file", str(ROOT / "cluster.yaml"))
     if not fault:
         assert done.exit_code == 0, done.output
         return
@@ -220,7 +228,7 @@ def test_shell_commands_and_volume_options_are_read_as_the_shell_and_docker_do()
 
 def test_every_fault_is_one_line_and_the_json_has_them_all(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    given = [GPU_RUN, "--topology.workers", "128", "--topology.workers_min", "128", "--data.corpus", "/data"]
+    given = [*GPU_RUN, "--topology.workers", "128", "--topology.workers_min", "128", "--data.corpus", "/data"]
     done = _check(*given, "--cluster-file", str(ROOT / "cluster.yaml"), "--json", str(out))
     assert done.exit_code == 2
     faults = json.loads(out.read_text(encoding="utf-8"))["faults"]
@@ -232,6 +240,7 @@ def test_what_is_no_fault_but_costs_time_is_noted() -> None:
     shape = _shape(HEAD, NodeType("gpu", 64, 4, 0, 16))
     data = {
         "plan": {"cluster": "h100-8x8"},
+        "data": {"corpus": "corpora/mine"},
         "topology": {"workers": 64, "gpus_per_worker": 1},
         "timeouts": {"start": 180},
     }
@@ -260,7 +269,7 @@ def test_what_is_no_fault_but_costs_time_is_noted() -> None:
 def test_a_file_that_is_no_cluster_file_is_one_clear_line(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(text, encoding="utf-8")
-    done = _check(GPU_RUN, "--cluster-file", str(file))
+    done = _check(*GPU_RUN, "--cluster-file", str(file))
     assert done.exit_code == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -287,11 +296,11 @@ def test_what_ray_refuses_is_refused_here_in_one_line(
 
 def test_missing_files_and_both_sources_are_clear_errors(tmp_path: Path) -> None:
     for arguments, message in (
-        ([GPU_RUN, "--cluster-file", str(tmp_path / "none.yaml")], "cannot read"),
+        ([*GPU_RUN, "--cluster-file", str(tmp_path / "none.yaml")], "cannot read"),
         ([str(tmp_path / "none.toml"), "--cluster-file", str(ROOT / "cluster.yaml")], "cannot read"),
-        ([GPU_RUN, "--cluster-file", "x", "--address", "auto"], "give one of them"),
-        ([GPU_RUN, "--topology.worker", "3"], "unrecognized arguments: --topology.worker"),
-        ([GPU_RUN, "--topology.workers_min", "65"], "exceeds workers = 64"),
+        ([*GPU_RUN, "--cluster-file", "x", "--address", "auto"], "give one of them"),
+        ([*GPU_RUN, "--topology.worker", "3"], "--topology.worker: did you mean --topology.workers?"),
+        ([*GPU_RUN, "--topology.workers_min", "65"], "exceeds workers = 64"),
     ):
         done = _check(*arguments)
         assert done.exit_code == 2, done.output

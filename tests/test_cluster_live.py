@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from raypack.config import Config, TopologySection
+from raypack.config import Config, DataSection, TopologySection
 from raypack.training.cluster_check import NodeType, check_cluster
 from raypack.training.cluster_live import live_shape
 from tests.machine import scaled
@@ -36,7 +36,8 @@ def test_nodes_that_are_there_and_nodes_that_may_come_add_up() -> None:
 
 def test_nodes_alone_are_the_limit_where_nothing_scales() -> None:
     shape = live_shape("auto", [{"CPU": 2.0, "GPU": 2.0}], [])
-    config = Config(topology=TopologySection(workers=4, cpus_per_worker=1, gpus_per_worker=1))
+    topology = TopologySection(workers=4, cpus_per_worker=1, gpus_per_worker=1)
+    config = Config(topology=topology, data=DataSection(corpus="corpora/mine"))
     [fault] = check_cluster(config, shape).faults
     assert "need 4 GPU in bundles of (1 CPU, 1 GPU); cluster can give 2" in fault.text
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dashboards import generate
-from dashboards.panels import Board
+from dashboards.panels import ANNOTATIONS, RANKS_SHOWN, Board
 from dashboards.rules import ALERTS, RECORDINGS, Alert, Recording
 from dashboards.sheet import queries
 from raypack.observe import metrics
@@ -24,8 +24,8 @@ BOARDS: dict[str, dict[str, Any]] = {
     board.uid: json.loads(generate.board_file(board).read_text(encoding="utf-8")) for board in generate.BOARDS
 }
 DECLARED = {name: set(m.label_names) for m in metrics.METRICS for name in m.series_names}
-EXPRESSIONS = sorted({query.expr for _, _, query in queries()})
-RECORDED = {rule.name: {"run", "rank"} if rule.name.startswith("rank:") else {"run"} for rule in RECORDINGS}
+EXPRESSIONS = sorted({query.expr for _, _, query in queries()} | {mark.expr for mark in ANNOTATIONS})
+RECORDED = {rule.name: {"run", "rank", "node"} if rule.name.startswith("rank:") else {"run"} for rule in RECORDINGS}
 every_board = pytest.mark.parametrize("board", generate.BOARDS, ids=lambda board: board.uid)
 
 
@@ -33,7 +33,8 @@ FOREIGN = {"up": {"job", "instance"}}
 
 
 def substituted(expr: str) -> str:
-    return expr.replace("$__rate_interval", "1m").replace("$run", ".*").replace("$rank", ".*")
+    timed = expr.replace("$window", "1m").replace("$__range", "1h")
+    return timed.replace("$run", ".*").replace("$rank", ".*")
 
 
 def test_files_are_what_the_declarations_make() -> None:
@@ -68,9 +69,42 @@ def test_every_query_of_the_panels_is_in_the_file_and_uses_the_variables(board: 
     asked = {query.expr for row in board.rows for panel in row.panels for query in panel.queries}
     assert {target["expr"] for panel in made["panels"] for target in panel.get("targets", ())} == asked
     names = {variable["name"] for variable in made["templating"]["list"]}
-    assert names == {"datasource", "run", "rank"}
+    assert names == {"datasource", "run", "window", "rank"}
     used = {name for panel in made["panels"] for name in re.findall(r"\$\{?([a-z]+)", json.dumps(panel))}
     assert used == names, "a variable that no panel uses misleads"
+
+
+@every_board
+def test_every_figure_has_limits_of_its_own_and_lines_where_alerts_fire(board: Board) -> None:
+    declared = [panel for row in board.rows for panel in row.panels]
+    made = [panel for panel in BOARDS[board.uid]["panels"] if panel["type"] != "row"]
+    for asked, panel in zip(declared, made, strict=True):
+        shown = panel["fieldConfig"]["defaults"]
+        steps = [(step["color"], step["value"]) for step in shown.get("thresholds", {}).get("steps", ())]
+        if asked.limit is not None:
+            assert steps[1:] == [("green" if asked.low else "red", asked.limit)], asked.title
+            assert panel["type"] == "stat" or shown["custom"]["thresholdsStyle"]["mode"] == "dashed"
+        elif panel["type"] == "stat":
+            assert len(steps) == 1, "Grafana's default is red from 80 on"
+
+
+@every_board
+def test_attempts_and_checkpoints_are_marked_at_their_own_times(board: Board) -> None:
+    marks = {mark["name"]: mark for mark in BOARDS[board.uid]["annotations"]["list"]}
+    assert set(marks) == {"Attempts", "Checkpoints"}
+    for mark in marks.values():
+        assert mark["useValueForTime"]
+        assert mark["expr"].endswith("* 1000"), "Grafana takes milliseconds"
+        assert mark["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_a_panel_of_ranks_has_a_few_lines_whatever_the_world() -> None:
+    by_rank = [expr for expr in EXPRESSIONS if 'rank=~"$rank"' in expr]
+    whole = [expr for expr in by_rank if not groupings(promql_parser.parse(substituted(expr)))]
+    assert len(whole) == 3
+    for expr in whole:
+        assert f" and topk by (run) ({RANKS_SHOWN}, " in expr
+        assert "@ end()" in expr, "else another five at every point"
 
 
 @every_board
@@ -101,9 +135,9 @@ def selectors(node: Any) -> list[promql_parser.VectorSelector]:
 
 
 def groupings(node: Any) -> list[tuple[set[str], list[promql_parser.VectorSelector]]]:
-    """(labels of a `by`, the series below it) for each aggregation."""
+    """(labels of a `by`, the series below it) for each aggregation. `topk` picks series and leaves them as they are."""
     here = []
-    if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+    if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None and str(node.op) != "topk":
         here.append((set(node.modifier.labels), selectors(node.expr)))
     children = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "param")] + list(getattr(node, "args", []))
     return here + [found for child in children if child is not None for found in groupings(child)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dashboards.panels import Query
+from dashboards.panels import ANNOTATIONS, Query
 from dashboards.rules import ALERTS, RECORDINGS
 from dashboards.sheet import Source, draw, queries
 from raypack.cli import main
@@ -72,6 +73,20 @@ def test_the_run_was_worth_looking_at(scraped: Scraped) -> None:
     assert {width for r in records for width in r.parent_widths} == {1, 2}
     assert any(r.exchange_rates for r in records)
     assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "head"}
+    assert {"plan_wait", "agree", "forward", "backward", "exchange", "waiting"} < {
+        p for r in records for p in r.phase_seconds
+    }
+    for record in records:
+        assert sum(record.phase_seconds.values()) == pytest.approx(record.seconds, abs=1e-4)
+
+
+def test_ranks_are_shown_on_their_nodes(scraped: Scraped) -> None:
+    found = scraped.source.ask('raypack_rank_busy_seconds{run="small"}')
+    host = socket.gethostname()
+    assert {(each["metric"]["rank"], each["metric"]["node"]) for each in found} == {
+        ("0", f"{host}/0"),
+        ("1", f"{host}/1"),
+    }
 
 
 def test_the_run_left_a_trace_of_all_ranks_and_tensorboard_events(scraped: Scraped) -> None:
@@ -93,6 +108,15 @@ def test_the_run_can_be_inspected(scraped: Scraped, tmp_path: Path) -> None:
 def test_every_panel_has_data_in_every_query(scraped: Scraped) -> None:
     empty = [f"{board}, {panel.title}: {query.expr}" for board, panel, query in queries() if not has(scraped, query)]
     assert empty == []
+    assert [mark.name for mark in ANNOTATIONS if not scraped.source.marks(mark)] == []
+
+
+def test_marks_are_where_an_attempt_started_and_where_checkpoints_were(scraped: Scraped) -> None:
+    marks = {mark.name: scraped.source.marks(mark) for mark in ANNOTATIONS}
+    saved = [record.time for record in read_steps(scraped.run_dir) if record.checkpointed]
+    assert len(saved) == 3
+    assert marks["Checkpoints"] == pytest.approx(saved[: len(marks["Checkpoints"])], abs=1e-2)
+    assert len(marks["Attempts"]) == 1
 
 
 def has(scraped: Scraped, query: Query) -> bool:

@@ -31,6 +31,8 @@ export type Board = Dashboard; export type TimeSeries = T; export type TimeSerie
 """
 # The types of a Prometheus query are not in the package; these are the keys of Grafana's own Prometheus plugin.
 TARGET_KEYS = {"expr", "legendFormat", "refId", "range", "instant", "format", "datasource", "interval", "hide"}
+# Nor those of its annotations: `annotations.mjs` of `@grafana/prometheus` 13.1.
+ANNOTATION_KEYS = {"expr", "textFormat", "titleFormat", "tagKeys", "useValueForTime"}
 every_board = pytest.mark.parametrize("board", generate.BOARDS, ids=lambda board: board.uid)
 
 
@@ -69,7 +71,11 @@ def panels(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @every_board
 def test_the_dashboard_is_what_grafana_calls_one(schemas: dict[str, Any], board: Board) -> None:
-    jsonschema.validate(load(board), schemas["Board"])
+    data = load(board)
+    for annotation in data["annotations"]["list"]:
+        for key in ANNOTATION_KEYS:
+            annotation.pop(key)
+    jsonschema.validate(data, schemas["Board"])
 
 
 @every_board
@@ -92,7 +98,7 @@ def _partial(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_unknown_keys_and_wrong_kinds_are_refused(schemas: dict[str, Any]) -> None:
-    good = load(generate.BOARDS[0])
+    good = load(generate.BOARDS[0]) | {"annotations": {"list": []}}
     spoilt = []
     for change in (
         lambda d: d.update(refrsh="10s"),

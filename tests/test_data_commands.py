@@ -122,7 +122,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     refused(call("build", "--input", tmp_path / "missing", "--out", tmp_path / "c"), "missing")
     refused(call("build", "--input", tmp_path, "--out", tmp_path / "c", "--holdout", "2"), "--holdout 2.0")
     (tmp_path / "good.txt").write_text("3\n")
-    refused(call("stats", tmp_path / "good.txt", "--json", tmp_path / "no" / "x.json"), "cannot write")
+    refused(call("stats", tmp_path / "good.txt", "--json", tmp_path / "no" / "x.json"), "there is no folder")
     assert not (tmp_path / "c").exists()
 
 

@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 import tomli_w
 from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
 
 from raypack.cli import main
 from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
+from raypack.errors import RaypackError
 from raypack.observe.console import line
+from raypack.observe.curves import CURVES
+from raypack.observe.merge import merge
+from raypack.observe.page import write_page
 from raypack.observe.plots import plots
 from raypack.observe.record import StepRecord, ids_digest
 from raypack.observe.series import columns
@@ -31,7 +36,7 @@ from raypack.parallel.topology import Topology
 from raypack.planning.plan import Plan, plan_from_json
 from raypack.planning.planner import StepPlanner
 from tests.inspect_cases import CONFIG, write_run
-from tests.observe_cases import record
+from tests.observe_cases import record, report
 
 
 def inspect(*arguments: object) -> Result:
@@ -100,8 +105,9 @@ def test_every_plot_is_there_with_its_axes_and_legends(page: Text) -> None:
     for sketch in SKETCHES:
         assert f"{sketch.title}." in page.text
     for wanted in (
-        "held-out", "replayed later", "plan_wait", "gradient_reduce", "checkpoint", "MFU", "static plans", "sparse_in",
-        "MB a step across nodes", "width (ranks)", "busy / mean", "plan / area bound", "full backward", "step", "ranks",
+        "held-out", "replayed later", "plan_wait", "gradient_reduce", "MFU", "static plans", "sparse_in",
+        "MB a step across nodes", "width (ranks)", "busy / mean", "plan / area bound", "full backward", "step",
+        "ranks", "modelled",
     ):  # fmt: skip
         assert wanted in page.text, wanted
 
@@ -132,6 +138,12 @@ def test_lines_are_the_records_values(run_dir: Path) -> None:
 def test_a_page_of_a_long_run_stays_small() -> None:
     made = plots([record(step) for step in range(5000)])
     assert sum(len(plot.svg) for plot in made) < 2_000_000
+
+
+def test_ranks_of_a_large_world_are_drawn_by_their_spread() -> None:
+    made = {plot.title: plot.svg for plot in plots([record(step, world=100).compact() for step in range(5)])}
+    assert "95% of the ranks below" in made["Busy by rank"]
+    assert "largest / mean" in made["Imbalance"]
 
 
 def test_a_run_of_an_older_version_gives_a_page_without_what_it_lacks(tmp_path: Path) -> None:
@@ -178,14 +190,80 @@ def test_two_runs_are_compared_by_figure_sample_and_setting(run_dir: Path, tmp_p
     (other / "config.toml").write_text(tomli_w.dumps(changed))
     data = json.loads(inspect(run_dir, "--compare", other, "--json", "-").stdout)
     assert data["names"] == ["two-attempts", "other"]
-    assert data["figures"]["last loss"]["ratio"] == pytest.approx(1.1)
-    assert data["figures"]["inter MB a step"]["ratio"] == 1
+    assert data["figures"]["last loss"]["ratios"] == [1, pytest.approx(1.1)]
+    assert data["figures"]["inter MB a step"]["ratios"] == [1, 1]
+    assert data["figures"]["x static, modelled"]["values"] == [pytest.approx(1.3)] * 2
     assert (data["common_steps"], data["same_samples"]) == (60, 60)
     assert data["largest_loss_gap"][1] == pytest.approx(0.1)
     assert data["differing"] == {"plan.policy": ["joint", "static"]}
     text = inspect(run_dir, "--compare", other).output
-    for wanted in ("second / first", "plan.policy", "1.1"):
+    for wanted in ("B / A", "plan.policy", "1.1"):
         assert wanted in text
+    assert inspect(run_dir, other).output == text
+
+
+def test_any_number_of_runs_are_laid_over_each_other_and_no_name_is_cut(run_dir: Path, tmp_path: Path) -> None:
+    names = [f"1f3s_local-20260301-10150{n}-{'a-name-of-its-own-' * 4}{n}" for n in range(11)]
+    records = (run_dir / "steps.jsonl").read_text()
+    for n, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps.jsonl").write_text(records if n else records[: records.index("\n") + 1])
+    done = inspect(*(tmp_path / name for name in names))
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    folded = "".join(done.output.split())
+    assert all(name in folded for name in names)
+    assert all(f"{letter} / A" in done.output for letter in "BCDEFGHIJK")
+    assert "steps that all have: 1," in done.output
+
+    page, picture = tmp_path / "page.html", tmp_path / "curves.svg"
+    assert inspect(*(tmp_path / name for name in names[:3]), "--html", page, "--picture", picture).exit_code == 0
+    found = Text(page.read_text())
+    assert all(name in found.text for name in names[:3])
+    assert found.svgs == len(CURVES)
+    drawn = picture.read_text()
+    assert all(curve.title.replace("'", "&#x27;") in drawn or curve.title in drawn for curve in CURVES)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_directories(run_dir: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "two-attempts", steps=12)
+    names = json.loads(inspect(run_dir, tmp_path / "two-attempts", "--json", "-").stdout)["names"]
+    assert names == [f"two-attempts ({run_dir})", f"two-attempts ({tmp_path / 'two-attempts'})"]
+
+
+def test_a_stack_of_phases_is_as_high_as_its_step() -> None:
+    """Ranks that are slow in different phases: the maxima add up to 1.9 steps, the means to one."""
+    one, two = {"forward": 0.9, "backward": 0.1}, {"forward": 0.1, "backward": 0.9}
+    reports = [report(rank, phases=phases, seconds=1.0 + rank / 20) for rank, phases in enumerate((one, two))]
+    made = merge(reports)
+    assert sum(made.phase_seconds.values()) == pytest.approx(made.seconds)
+    axis = Figure().subplots()
+    (phases,) = [sketch for sketch in SKETCHES if sketch.title == "Step time by phase"]
+    records = [made, made.model_copy(update={"step": 1})]
+    assert phases.draw([axis], columns(records), records)
+    tops = [each.get_datalim(axis.transData).y1 for each in axis.collections]
+    assert max(tops) == pytest.approx(made.seconds)
+
+
+def test_maxima_over_ranks_that_older_records_have_are_not_stacked(run_dir: Path) -> None:
+    old = [record(step).model_copy(update={"version": 1, "phase_seconds": {"forward": 9.0}}) for step in range(3)]
+    drawn = {plot.title: plot.svg for plot in plots(old)}
+    assert "forward" not in drawn["Step time by phase"]
+
+
+def test_a_run_writes_its_page_whatever_its_state_and_fails_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RaypackError, match=r"has no steps\.jsonl"):
+        write_page(tmp_path)
+    (tmp_path / "steps.jsonl").write_text(merge([report(1)]).to_json() + "\n")
+    (tmp_path / "attempts.jsonl").write_bytes(b"\xff\xfe\n")
+    assert write_page(tmp_path) == tmp_path / "page.html"
+    assert "No step is on record yet." in Text((tmp_path / "page.html").read_text()).text
+    monkeypatch.setattr("raypack.observe.page.plots", lambda records: 1 / 0)
+    with pytest.raises(RaypackError, match="cannot draw the page"):
+        write_page(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"steps.jsonl", "attempts.jsonl", "page.html"}
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +332,8 @@ def test_a_kept_plan_is_shown_as_it_was(planned: tuple[Path, Plan], tmp_path: Pa
     ("arguments", "says"),
     [
         (("--step", 99), "step = 99"),
-        (("--picture", "x.png"), "--step"),
+        (("nowhere", "--step", 1), "--step: goes with one RUN"),
+        (("nowhere", "--follow"), "--follow: goes with one RUN"),
         (("--compare", "nowhere"), "nowhere"),
         (("--html", "/nowhere/page.html"), "/nowhere/page.html"),
         (("--step", 1), "config.toml"),

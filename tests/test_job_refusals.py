@@ -14,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from raypack.config import Config
+from raypack.errors import RaypackError
+from raypack.runfile import load_run
+from raypack.settings import settings_of
+from raypack.training import preflight
 from raypack.training.job import main
 from tests.job_runs import start_job, tiny_corpus, tiny_run
 
@@ -35,7 +40,9 @@ def refused(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], mo
         file = tiny_run(tmp_path, corpus, **sections)
         assert main(["--run", str(file), *arguments], file, "") == 2
         out, err = capsys.readouterr()
-        assert out == ""
+        assert [line.split("  ")[0] for line in out.splitlines()] == ["torch and Ray", "corpus", "checks"][
+            : out.count("\n")
+        ]
         assert err.startswith("error: ")
         assert err.count("\n") == 1, err
         assert not list((tmp_path / "runs").rglob("*.jsonl"))
@@ -47,7 +54,7 @@ def refused(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], mo
 def test_an_unknown_flag_is_refused_before_torch_and_ray_are_imported(tmp_path: Path) -> None:
     with start_job(tmp_path, "--run.stepz", "3") as job:
         assert job.wait(SECONDS) == 2
-        assert job.err.startswith("error: unrecognized arguments: --run.stepz 3")
+        assert job.err == "error: unknown flag --run.stepz: did you mean --run.steps?\n"
         assert job.out == ""
 
 
@@ -168,6 +175,89 @@ def test_more_gpus_than_the_machine_has(refused: Callable[..., str]) -> None:
     assert "need 4096 GPU (1 each), this machine has " in refused(
         "--topology.gpus_per_worker", "1", "--topology.workers", "4096", "--topology.nodes", "[]"
     )
+
+
+def test_gpus_that_would_read_the_embedded_corpus(refused: Callable[..., str]) -> None:
+    line = refused("--topology.gpus_per_worker", "1", "--data.corpus=")
+    assert "gpus_per_worker = 1 and no data.corpus" in line
+    assert "raypack data build" in line
+
+
+def test_gpus_on_a_machine_without_any(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.torch.cuda, "device_count", lambda: 0)
+    assert "set topology.gpus_per_worker = 0" in refused("--topology.gpus_per_worker", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (
+            ["64", "--topology.nodes", "[32, 32]"],
+            ["2 cores", '--topology.workers 16 --topology.nodes "[8, 8]" or less'],
+        ),
+        (
+            ["64", "--topology.nodes", "[]", "--topology.cpus_per_worker", "0.1"],
+            ["26 GB", "6 GB", "--topology.workers 16"],
+        ),
+        (["8", "--topology.nodes", "[]", "--topology.cpus_per_worker", "64"], ["a lower topology.cpus_per_worker"]),
+    ],
+    ids=["cores", "memory", "cores of one"],
+)
+def test_more_workers_than_the_machine_carries(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], texts: list[str]
+) -> None:
+    monkeypatch.setattr(preflight, "cores", lambda: 2)
+    monkeypatch.setattr(preflight, "memory_bytes", lambda: 8e9)
+    file = tiny_run(tmp_path, corpus)
+    config = load_run(["--run", str(file), "--topology.workers", *arguments], file)
+    with pytest.raises(RaypackError) as refusal:  # not through the job, which would start them all where this fails
+        preflight.check_machine(config)
+    assert all(text in str(refusal.value) for text in texts), refusal.value
+
+
+def test_eight_workers_may_share_two_cores_and_four_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "cores", lambda: 2)
+    monkeypatch.setattr(preflight, "memory_bytes", lambda: 4e9)
+    preflight.check_machine(Config())
+
+
+NONSENSE = [
+    "nan",
+    "-inf",
+    "1e400",
+    "-1",
+    "0",
+    "9" * 20,
+    "1e-320",
+    "",
+    "\0",
+    "\udcff",
+    "n" * 300,
+    "~nobody-here/x",
+    "[1, 1",
+]
+
+
+@pytest.mark.parametrize("section", list(Config.model_fields))
+def test_nonsense_in_any_setting_is_one_line_or_a_run_that_could_start(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    from raypack.training.launch import prepare_run
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file, said = tiny_run(tmp_path, corpus), []
+    for setting in settings_of(Config):
+        for value in NONSENSE if setting.path.startswith(f"{section}.") else ():
+            try:
+                prepare_run(load_run(["--run", str(file), f"--{setting.path}={value}"], file))
+            except RaypackError as error:
+                said.append(str(error))
+    assert said
+    assert [text for text in said if "\n" in text or len(text) > 500] == []
+
+
+def test_a_metrics_address_of_another_machine(refused: Callable[..., str]) -> None:
+    assert "cannot serve /metrics" in refused("--observe.bind", "192.0.2.1")
 
 
 def test_a_metrics_port_in_use(refused: Callable[..., str]) -> None:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raypack.model.frame import build_frame
 from raypack.model.hybrid import HybridModel, initialize
-from raypack.observe.record import merge
+from raypack.observe.merge import merge
 from raypack.parallel.ledger import Ledger
 from raypack.parallel.topology import Block, Topology
 from raypack.parallel.wire import Wire

@@ -12,13 +12,17 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import raypack
 from raypack.errors import RaypackError
 from raypack.observe import metrics
 from raypack.observe.exporter import Endpoint, Exporter
+from raypack.observe.merge import merge
 from raypack.observe.metrics import METRICS, Label, Metric
-from raypack.observe.record import StepRecord, merge
+from raypack.observe.pace import Pace
+from raypack.observe.record import StepRecord
 from raypack.parallel.ledger import COLLECTIVES, SITES
 from raypack.planning.load import SITES as PLANNED_SITES
+from raypack.version import code_version
 from tests.observe_cases import FACTS, record, report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,8 +66,8 @@ def test_what_the_design_names_is_declared_with_its_labels() -> None:
         "raypack_loss": set(),
         "raypack_plan_wait_seconds": set(),
         "raypack_plan_bound_ratio": set(),
-        "raypack_rank_tokens": {"rank"},
-        "raypack_rank_busy_seconds": {"rank"},
+        "raypack_rank_tokens": {"rank", "node"},
+        "raypack_rank_busy_seconds": {"rank", "node"},
         "raypack_world_size": set(),
         "raypack_restarts_total": set(),
         "raypack_samples_total": set(),
@@ -114,8 +118,8 @@ def test_a_record_shows_as_the_declared_series() -> None:
     assert found["raypack_mfu_ratio", ()] == pytest.approx(1.0)
     assert found["raypack_plans_total", (("policy", "joint"),)] == 2
     assert found["raypack_block_samples_total", (("block", "parent"), ("width", "2"))] == 2
-    assert found["raypack_rank_tokens", (("rank", "1"),)] == 2
-    assert found["raypack_phase_seconds", (("phase", "forward"),)] == 2.0
+    assert found["raypack_rank_tokens", (("node", "0"), ("rank", "1"))] == 2
+    assert found["raypack_phase_seconds", (("phase", "forward"),)] == 1.5
 
 
 def test_series_of_closed_sets_are_there_before_their_first_event() -> None:
@@ -137,12 +141,79 @@ def test_ranks_that_are_gone_lose_their_series() -> None:
     assert found["raypack_world_size", ()] == 2
 
 
+def test_a_rank_is_shown_on_the_machine_that_it_is_on_now() -> None:
+    exporter = Exporter("a")
+    for step, host in enumerate(("fast", "slow", "fast")):
+        exporter.update(
+            merge([report(rank, step, world=8, host=host if rank > 3 else "a") for rank in range(8)]), False
+        )
+        found = scrape(exporter)
+        for name in ("raypack_rank_tokens", "raypack_rank_busy_seconds", "raypack_rank_wait_seconds"):
+            nodes = {dict(labels)["rank"]: dict(labels)["node"] for series, labels in found if series == name}
+            assert nodes == {str(rank): host if rank > 3 else "a" for rank in range(8)}
+
+
+def test_modelled_seconds_stand_beside_each_other() -> None:
+    exporter = Exporter("a")
+    for step in range(2):
+        exporter.update(record(step), replayed=False)
+    found = scrape(exporter)
+    modelled = {
+        plan: found["raypack_modelled_seconds_total", (("plan", plan),)] for plan in ("own", "static", "dynamic")
+    }
+    assert modelled == {"own": 4.0, "static": 6.0, "dynamic": 5.0}
+
+
+def test_what_checkpoints_cost_is_counted_beside_the_steps() -> None:
+    exporter = Exporter("a")
+    exporter.update(record(0, checkpoint_seconds=0.5, evaluate_seconds=0.25), replayed=False)
+    exporter.update(record(1), replayed=False)
+    exporter.checkpoint_failed()
+    found = scrape(exporter)
+    names = ("checkpoints", "checkpoint_seconds", "checkpoint_failures", "evaluate_seconds")
+    assert [found[f"raypack_{name}_total", ()] for name in names] == [1, 0.5, 1, 0.25]
+
+
+def test_the_build_is_one_series_that_names_what_runs() -> None:
+    ((_, labels),) = [series for series in scrape(Exporter("a")) if series[0] == "raypack_build_info"]
+    assert dict(labels)["version"] == raypack.__version__
+    assert code_version().endswith(dict(labels)["code"])
+    assert all(value for _, value in labels)
+
+
+def test_goodput_is_the_share_of_effective_steps_of_all_time_since_the_start() -> None:
+    pace = Pace()
+    assert pace.goodput is None
+    for step in range(4):
+        pace.add(record(step, seconds=2.0, time=100.0 + 5 * step, run_seconds=10.0 + 5 * step))
+    assert pace.goodput == pytest.approx(8 / 25)
+    # Steps 2 and 3 are done again, after half a minute.
+    pace.add(record(2, attempt=1, seconds=3.0, time=145.0, run_seconds=55.0))
+    assert pace.effective_seconds == pytest.approx(2 + 2 + 3)
+    assert pace.goodput == pytest.approx(7 / 55)
+    pace.add(record(2, attempt=1, seconds=3.0, time=146.0, run_seconds=56.0))
+    assert pace.effective_seconds == pytest.approx(7), "a step counts once"
+
+
+def test_the_eta_goes_by_the_clock_and_starts_anew_with_an_attempt() -> None:
+    pace = Pace(steps=11)
+    assert pace.eta_seconds is None
+    for step in range(5):
+        pace.add(record(step, seconds=2.0, time=100.0 + 5 * step))
+    assert pace.eta_seconds == pytest.approx(6 * 5.0)
+    pace.add(record(3, attempt=1, seconds=2.0, time=1000.0))
+    assert pace.eta_seconds == pytest.approx(7 * 2.0), "the break between attempts is no pace"
+    pace.add(record(10, attempt=1, seconds=2.0, time=1001.0))
+    assert pace.eta_seconds == 0
+    assert Pace().eta_seconds is None
+
+
 def test_a_rank_that_did_not_report_shows_no_old_value() -> None:
     exporter = Exporter("a")
     exporter.update(record(), replayed=False)
     exporter.update(merge([report(0, step=1)]), replayed=False)
     found = scrape(exporter)
-    assert ("raypack_rank_tokens", (("rank", "1"),)) not in found
+    assert [dict(labels)["rank"] for name, labels in found if name == "raypack_rank_tokens"] == ["0"]
     assert found["raypack_steps_incomplete_total", ()] == 1
 
 
@@ -162,7 +233,9 @@ def test_unknown_phases_are_other_and_unknown_sites_are_refused() -> None:
     assert scrape(exporter)["raypack_phase_seconds", (("phase", "other"),)] == 1.5
     with pytest.raises(RaypackError, match="site = 'nowhere'"):
         exporter.update(record(1, bytes={"nowhere": {"intra": 1, "inter": 0}}, rank_tokens=[7, 8]), replayed=False)
-    assert scrape(exporter)["raypack_rank_tokens", (("rank", "1"),)] == 8, "the rest is taken in all the same"
+    assert scrape(exporter)["raypack_rank_tokens", (("node", "0"), ("rank", "1"))] == 8, (
+        "the rest is taken in all the same"
+    )
 
 
 def test_a_record_without_facts_exports() -> None:
@@ -177,7 +250,7 @@ def test_port_0_is_any_free_one_and_a_named_port_in_use_is_an_error() -> None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=10) as reply:
             assert b"raypack_tokens_total" in reply.read()
-        with pytest.raises(RaypackError, match=rf"observe\.port = {endpoint.port}.*choose another port"):
+        with pytest.raises(RaypackError, match=rf"observe\.port = {endpoint.port}.*choose another address or port"):
             Endpoint(Exporter("b"), "127.0.0.1", endpoint.port)
     finally:
         endpoint.close()

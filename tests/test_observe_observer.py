@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -15,9 +16,11 @@ from rich.console import Console
 
 from raypack.cli import main
 from raypack.errors import RaypackError
-from raypack.observe.console import COLUMNS, DISPENSABLE, RunView, cells, fitting, line, summary_table
+from raypack.observe.attempts import AttemptLog, read_attempts, sentence
+from raypack.observe.console import summary_table
 from raypack.observe.death import cause_of_death
 from raypack.observe.observer import RunObserver
+from raypack.observe.pulse import Pulse
 from raypack.observe.steps import next_attempt, read_steps
 from raypack.observe.summary import read_summary, summarise
 from tests.observe_cases import record, report
@@ -116,6 +119,17 @@ def test_since_hands_out_each_record_once_and_is_bounded(tmp_path: Path) -> None
     observer.finish()
 
 
+def test_the_last_pulse_is_kept_with_its_age(tmp_path: Path) -> None:
+    observer = RunObserver(str(tmp_path), "r")
+    assert observer.pulse() is None
+    for step in range(2):
+        observer.beat(Pulse(0, step, 0.1, "forward", "", (), over=False))
+    pulse, age = observer.pulse()
+    assert pulse.step == 1
+    assert 0 <= age < 60
+    observer.finish()
+
+
 def test_a_bad_report_is_a_line_on_stderr_and_no_more(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:
     observer.report("nonsense")
     observer.report(report(0, world=1, exchanged={("nowhere", "intra"): 5}))
@@ -135,65 +149,6 @@ def test_a_port_in_use_or_a_bad_place_is_refused_and_leaves_nothing(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(RaypackError, match=r"run\.root"):
         RunObserver(str(tmp_path / "file" / "r"), "r")
-
-
-def test_lines_without_a_terminal_and_a_table_with_one() -> None:
-    records = [record(0), record(1, heldout_loss=2.25), record(2, complete=False)]
-    plain = io.StringIO()
-    with RunView(Console(file=plain, width=60), steps=3) as view:
-        view.show(records)
-    lines = plain.getvalue().splitlines()
-    assert len(lines) == 3, "one line a step, however narrow the console is"
-    assert lines[0].startswith("step 0 (1 of 3)  loss 2.5000")
-    assert "held-out 2.2500" in lines[1]
-    assert lines[2].endswith("incomplete")
-    assert "\x1b" not in plain.getvalue()
-    fancy = io.StringIO()
-    with RunView(Console(file=fancy, force_terminal=True, width=140), steps=3) as view:
-        view.show(records)
-    assert "static inter MB" in fancy.getvalue()
-    assert "3 of 3 steps" in fancy.getvalue()
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_a_narrow_terminal_drops_columns_rather_than_cutting_figures(width: int) -> None:
-    rows = [cells(record(step, parent_widths={8: 30, 4: 10, 1: 200}, tokens=500_000)) for step in range(3)]
-    columns = fitting(rows, width)
-    assert set(COLUMNS) - set(columns) <= {*DISPENSABLE, "held-out"}
-    assert [name for name in COLUMNS if name in columns] == columns
-    if width >= 80:
-        text = io.StringIO()
-        with RunView(Console(file=text, force_terminal=True, width=width), steps=3) as view:
-            view.show([record(2, parent_widths={8: 30, 4: 10, 1: 200}, tokens=500_000)])
-        assert "…" not in text.getvalue()
-    assert "held-out" in fitting([cells(record(heldout_loss=2.0))], 200)
-
-
-def test_a_line_shows_what_the_issue_asks_for() -> None:
-    shown = line(
-        record(
-            7,
-            loss=1.25,
-            tokens=1000,
-            seconds=0.5,
-            mfu=0.321,
-            plan_wait_seconds=0.0004,
-            bytes={"full_in": {"intra": 2_500_000, "inter": 1_200_000}},
-            bytes_static={"full_in": {"intra": 0, "inter": 9_900_000}},
-        ),
-        60,
-    )
-    for part in (
-        "step 7 (8 of 60)",
-        "loss 1.2500",
-        "tokens/s 2,000",
-        "MFU 32.1 %",
-        "plan wait 0.4 ms",
-        "intra MB 2.5",
-        "inter MB 1.2",
-        "static inter MB 9.9",
-    ):
-        assert part in shown
 
 
 def test_summary_table_holds_the_notes_and_survives_an_empty_run() -> None:
@@ -242,6 +197,43 @@ def test_a_restarted_observer_goes_on_with_its_counters_and_knows_what_is_on_rec
     second.finish()
     assert 'raypack_corpus_samples{fate="truncated",run="r"} 1.0' in _metrics(first)
     first.finish()
+
+
+def test_a_restarted_observer_knows_when_the_run_began_and_what_could_not_be_saved(tmp_path: Path) -> None:
+    first = RunObserver(str(tmp_path), "r")
+    first._started -= 600
+    _steps(first, 0, range(2))
+    first.checkpoint_failed(0, "the checkpoint of step 2: no space left on device")
+    AttemptLog(tmp_path).add("started", 0, world=2)
+    event, started = read_attempts(tmp_path)
+    assert sentence(event) == "attempt 0 could not save: the checkpoint of step 2: no space left on device"
+    second = RunObserver(str(tmp_path), "r")
+    assert second._started == pytest.approx(first._started, abs=1e-3)
+    text = _metrics(second)
+    assert 'raypack_checkpoint_failures_total{run="r"} 1.0' in text
+    (begun,) = re.findall(r'raypack_attempt_timestamp_seconds{run="r"} (.*)', text)
+    assert float(begun) == started.time
+    summary = second.finish()
+    assert summary.wall_seconds == pytest.approx(600, abs=30)
+    assert summary.goodput == pytest.approx(6 / summary.wall_seconds)
+    first.finish()
+
+
+def test_the_eta_needs_the_settings_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[run]\nsteps = 9\n")
+    observer = RunObserver(str(tmp_path), "r")
+    _steps(observer, 0, range(1))
+    assert 'raypack_eta_seconds{run="r"} 24.0' in _metrics(observer), "8 steps of 3 s are left"
+    observer.finish()
+
+
+def test_a_record_of_a_large_world_is_whole_for_the_endpoint_and_small_in_the_file(observer: RunObserver) -> None:
+    for rank in range(100):
+        observer.report(report(rank, 0, world=100, host=f"host-{rank // 4}"))
+    assert _metrics(observer).count("raypack_rank_busy_seconds{") == 100
+    (line,) = (observer.run_dir / "steps.jsonl").read_text().splitlines()
+    assert len(line) < 3000
+    assert observer.latest().spread("tokens").worst[0] == (0, "host-0", 3.0)
 
 
 def test_a_sink_that_fails_stops_no_other(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:

@@ -14,11 +14,14 @@ from rich.console import Console
 
 from raypack.errors import RaypackError
 from raypack.observe import observer
-from raypack.observe.console import RunView
 from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
+from raypack.observe.pulse import Pulses
 from raypack.observe.reporter import Reporter
 from raypack.observe.steps import read_steps
+from raypack.observe.view import RunView
+from raypack.training.progress import Progress
+from raypack.training.start_watch import living_workers
 from tests.observe_cases import report
 
 pytestmark = pytest.mark.ray
@@ -40,14 +43,22 @@ def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path:
     actor, url = start_observer(str(tmp_path / "r"), "r", "127.0.0.1", 0, ("note",), timeout=60)
     text = io.StringIO()
     reporters = [Reporter(actor) for _ in range(2)]
-    with Follower(actor, RunView(Console(file=text), steps=3), tmp_path, interval=0.05):
+    progress = Progress()
+    follower = Follower(
+        actor, RunView(Console(file=text), steps=3), tmp_path, workers=1, alive=living_workers, interval=0.05
+    )
+    with follower, Pulses(actor, progress.pulse, interval=0.05):
+        for phase, step in (("groups", None), ("plan_wait", 0), ("forward", None)):
+            progress.enter(phase, step)
         for step in range(3):
             for rank, reporter in enumerate(reporters):
                 reporter.send(report(rank, step))
         assert all(reporter.close(30) for reporter in reporters)
-    assert [shown.split("  ")[0] for shown in text.getvalue().splitlines()] == [
-        f"step {i} ({i + 1} of 3)" for i in range(3)
-    ]
+    shown = [line.split("  ")[0] for line in text.getvalue().splitlines()]
+    assert [name for name in shown if name.startswith("step")] == [f"step {i} ({i + 1} of 3)" for i in range(3)]
+    assert [name for name in shown if name in ("workers", "process group", "groups", "first plan")] == [
+        "workers", "process group", "groups", "first plan",
+    ]  # fmt: skip
     with urllib.request.urlopen(url, timeout=10) as reply:
         assert b'raypack_step{run="r"} 2.0' in reply.read()
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from raypack.errors import RaypackError
 from raypack.observe.collector import Collector
-from raypack.observe.record import StepRecord, by_scope, merge
+from raypack.observe.merge import merge
+from raypack.observe.record import StepRecord, by_scope
 from raypack.observe.steps import STEPS_FILE, StepLog, next_attempt, read_lines, read_steps, resolve
 from raypack.observe.summary import read_summary, summarise
 from tests.observe_cases import FACTS, record, report
@@ -31,7 +32,6 @@ def test_merge_sums_bytes_and_takes_the_slowest_rank() -> None:
     assert merged.collective_bytes == {"gradient_reduce": {"intra": 0, "inter": 2000}}
     assert merged.seconds == 3.0
     assert merged.plan_wait_seconds == 0.002
-    assert merged.phase_seconds == {"forward": 2.0}
     assert merged.mfu == pytest.approx(6e9 / (3.0 * 2 * 1e9))
     assert merged.complete
     assert by_scope(merged.bytes) == {"intra": 10, "inter": 200}
@@ -41,10 +41,85 @@ def test_an_unknown_peak_gives_no_mfu() -> None:
     assert merge([report(0, facts=replace(FACTS, peak_flops=None)), report(1)]).mfu is None
 
 
+def test_phases_are_means_that_add_up_to_the_step() -> None:
+    """Rank 1 is there last and waits for nobody: what rank 0 takes beyond it in the sum of gradients is waiting."""
+    first = {"plan_wait": 0.1, "forward": 0.5, "exchange": 0.2, "gradient_reduce": 1.1, "optimizer": 0.1}
+    merged = merge([report(0, phases=first), report(1, phases={**first, "forward": 1.5, "gradient_reduce": 0.1})])
+    assert merged.phase_seconds == {
+        "plan_wait": 0.1, "forward": 1.0, "exchange": 0.2, "waiting": 0.5, "gradient_reduce": 0.1, "optimizer": 0.1,
+        "other": 1.0,
+    }  # fmt: skip
+    assert sum(merged.phase_seconds.values()) == pytest.approx(merged.seconds)
+
+
 def test_ranks_may_report_different_phases_and_sites() -> None:
-    merged = merge([report(0, phases={"forward": 1.0}), report(1, phases={"checkpoint": 0.5}, exchanged={})])
-    assert merged.phase_seconds == {"forward": 1.0, "checkpoint": 0.5}
+    merged = merge([report(0, phases={"forward": 1.0}), report(1, phases={"backward": 0.5}, exchanged={})])
+    assert merged.phase_seconds == {"forward": 0.5, "backward": 0.25, "other": 2.25}
     assert merged.bytes["full_in"]["inter"] == 100
+
+
+def test_what_a_step_stands_still_for_is_no_part_of_it() -> None:
+    saved = merge([report(0, checkpoint_seconds=0.5), report(1, checkpoint_seconds=0.7, prepare_seconds=0.2)])
+    assert (saved.checkpoint_seconds, saved.prepare_seconds, saved.evaluate_seconds) == (0.7, 0.2, None)
+    assert saved.checkpointed
+    assert sum(saved.phase_seconds.values()) == pytest.approx(saved.seconds)
+    assert not record().checkpointed
+
+
+def test_nodes_have_the_names_of_their_machines_simulated_ones_a_number_too() -> None:
+    def of(*hosts: str) -> StepRecord:
+        return merge([report(rank, world=8, host=host) for rank, host in enumerate(hosts)])
+
+    assert of(*["a"] * 4, *["b"] * 4).node_first_ranks == {"a": 0, "b": 4}
+    assert of(*["a"] * 8).node_first_ranks == {"a/0": 0, "a/1": 4}
+    unknown = of(*[""] * 8)
+    assert unknown.node_first_ranks == {"0": 0, "1": 4}
+    assert unknown.rank_nodes() == ["0"] * 4 + ["1"] * 4
+
+
+def large(world: int, step: int = 0) -> StepRecord:
+    """Nodes of 4; the last ranks are the busiest."""
+    host = "ip-10-0-{}.eu-central-1.compute.internal"
+    return merge(
+        [report(r, step, world=world, busy_seconds=1 + r / world, host=host.format(r // 4)) for r in range(world)]
+    )
+
+
+def test_a_small_world_keeps_its_lists() -> None:
+    listed = large(64)
+    assert listed.compact() == listed
+    assert len(listed.rank_busy_seconds) == 64
+
+
+def test_a_record_of_4096_ranks_is_small_and_still_names_the_slowest() -> None:
+    whole = large(4096)
+    kept = whole.compact()
+    text = kept.to_json()
+    assert len(text) < 4096
+    read = StepRecord.from_json(text)
+    assert read == kept
+    assert (read.rank_tokens, read.rank_busy_seconds, read.node_first_ranks) == ([], [], {})
+    spread = read.spread("busy_seconds")
+    assert spread == whole.spread("busy_seconds")
+    assert spread.worst[0] == (4095, "ip-10-0-1023.eu-central-1.compute.internal", round(1 + 4095 / 4096, 6))
+    assert [rank for rank, _, _ in spread.worst] == [4095, 4094, 4093, 4092, 4091]
+    assert spread.quantiles == pytest.approx((1.0, 1.05, 1.5, 1.95, 2.0), abs=1e-3)
+    assert read.imbalance("busy_seconds") == pytest.approx(2 / 1.5, abs=1e-3)
+
+
+def test_a_spread_is_over_the_ranks_that_reported() -> None:
+    partial = merge([report(0, world=3), report(2, world=3)])
+    assert partial.spread("tokens").worst == ((0, "0", 3.0), (2, "0", 2.0))
+    assert partial.imbalance("tokens") == pytest.approx(3 / 2.5)
+    assert StepRecord(step=0, attempt=0).spread("tokens") is None
+
+
+def test_phases_of_older_records_add_up_to_nothing_and_are_left_out() -> None:
+    read = StepRecord.from_json(
+        '{"version": 1, "step": 3, "attempt": 0, "phase_seconds": {"forward": 1.0, "prepare": 0.1, "checkpoint": 0.4}}'
+    )
+    assert (read.phase_seconds, read.checkpoint_seconds, read.prepare_seconds) == ({}, 0.4, 0.1)
+    assert read.checkpointed
 
 
 def test_a_missing_rank_makes_the_record_incomplete_and_names_itself() -> None:

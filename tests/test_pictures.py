@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from raypack.cli import main
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
-from raypack.observe.pictures import check_target, draw_plans
+from raypack.observe.pictures import draw_plans
+from raypack.observe.policy_chart import MARKERS, draw_means, draw_steps
 from raypack.parallel.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.plan import Placement, Plan, Round
@@ -95,14 +97,12 @@ def some_plan(nodes: tuple[int, ...] = (4, 4)) -> Plan:
     return make_plan(samples, Topology(nodes), CLUSTER, MODEL, "joint", budget=0)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-@pytest.mark.parametrize("nodes", [(1,), (4, 4), (3, 2)])
+@pytest.mark.parametrize(("suffix", "nodes"), [(".png", (1,)), (".png", (3, 2)), (".svg", (4, 4)), (".pdf", (4, 4))])
 def test_a_picture_is_a_whole_file_with_the_same_bytes_each_time(tmp_path: Path, suffix: str, nodes) -> None:
     one, two = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (one, two):
         draw_plans([some_plan(nodes)], CLUSTER, MODEL, path)
-    head = one.read_bytes()[:400]
-    assert head.startswith(b"\x89PNG\r\n\x1a\n") if suffix == ".png" else b"<svg" in head + one.read_bytes()
+    assert {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<svg", ".pdf": b"%PDF-"}[suffix] in one.read_bytes()
     assert one.read_bytes() == two.read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {one.name, two.name}, "nothing half-written is left"
 
@@ -126,12 +126,10 @@ def test_many_rectangles_do_not_become_many_vectors(tmp_path: Path, monkeypatch:
 
 
 def test_bad_targets_are_refused_in_one_line(tmp_path: Path) -> None:
-    for name in ("p.jpg", "p", "none/p.png"):
-        with pytest.raises(RaypackError, match=r"png|folder"):
-            check_target(tmp_path / name)
     (tmp_path / "dir.png").mkdir()
-    with pytest.raises(RaypackError, match="cannot write"):
-        draw_plans([some_plan()], CLUSTER, MODEL, tmp_path / "dir.png")
+    for name in ("p.jpg", "p", "none/p.png", "dir.png"):
+        with pytest.raises(RaypackError, match=r"pdf|folder|directory"):
+            draw_plans([some_plan()], CLUSTER, MODEL, tmp_path / name)
     assert [p.name for p in tmp_path.iterdir()] == ["dir.png"]
 
 
@@ -156,3 +154,24 @@ def test_plan_evaluate_and_simulate_draw(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "p.json").read_text())["policy"] == "joint"
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 1.05, 3.0), (1.0, 1.0, 1.0)])
+def test_the_chart_of_a_simulation_shows_a_difference_of_5_percent_beside_one_of_200(seconds: tuple) -> None:
+    """How far markers lie apart on the picture, as a share of its axis; policies that coincide stand side by side."""
+    names = ["joint", "dynamic", "static"]
+    bound = np.full(4, 0.95)
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    every = np.array([[each] * 4 for each in seconds])
+    draw_means(left, names, every, 0.95)
+    draw_steps(right, names, every, bound)
+    figure.draw_without_rendering()
+    marks = [line for line in left.get_lines() if line.get_marker() in MARKERS]
+    onto_axis = left.transAxes.inverted()
+    across = [onto_axis.transform(line.get_transform().transform(line.get_xydata()))[0, 0] for line in marks]
+    assert " 1 s, the best; 95th percentile 1 s" in [text.get_text() for text in left.texts]
+    assert across[1] - across[0] > (0.1 if seconds[1] > 1 else -1e-9)
+    assert across[2] <= 1
+    points = [line.get_xydata()[0, 0] for line in right.get_lines() if line.get_label() in names]
+    assert len(set(points)) == 3

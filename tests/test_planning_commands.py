@@ -130,8 +130,9 @@ def test_the_schedule_of_hsap_is_readable_from_plan_and_from_evaluate(tmp_path: 
     assert "round 0, ranks [0, 16]: 2 nodes of 8" in planned
     assert "sample 0: [0, 92633) node 0, [92633, 131000) node 1" in planned
     assert "node 0 -> node 1: 8,192 tokens: sample 0 [0, 8192); then attends 38367 x 8192" in planned
-    shown = run("evaluate", out, "--schedule", "--json", "-")
-    assert "ranks [0, 16]" not in shown.split("\n}")[0]
+    shown = CliRunner().invoke(main, ["evaluate", str(out), "--schedule", "--json", "-"])
+    assert json.loads(shown.stdout)["policy"] == "joint"
+    assert "ranks [0, 16]" in shown.stderr
     plain = run("plan", "--lengths", file, "--ranks", 8, "--schedule")
     assert "no sample is spread over nodes" in plain
 

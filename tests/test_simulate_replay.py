@@ -26,7 +26,16 @@ SMALL = ["--ranks", 16, "--steps", 2, "--tokens-per-step", 200_000, "--budget", 
 
 
 def test_the_pure_parts_import_neither_torch_nor_ray() -> None:
-    names = ["simulate.replay", "simulate.summary", "simulate.timeline", "simulate.calibrate", "observe.pictures"]
+    names = [
+        "simulate.replay",
+        "simulate.summary",
+        "simulate.timeline",
+        "simulate.calibrate",
+        "observe.pictures",
+        "observe.page",
+        "observe.compare_page",
+        "observe.policy_chart",
+    ]
     code = "import sys, importlib\n" + "".join(f"importlib.import_module('raypack.{name}')\n" for name in names)
     code += "print([m for m in ('torch', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -154,13 +163,13 @@ def test_help_lists_the_length_presets_with_their_kind() -> None:
         (["--lengths", "prolong", "--policies", "static,ring"], "unknown 'ring'; there are static"),
         (["--lengths", "prolong", "--policies", ","], "policies: there is none"),
         (["--lengths", "prolong", "--policies", "joint,joint"], "occurs twice"),
-        (["--lengths", "prolong", "--steps", 0], "steps = 0: must be at least 1"),
+        (["--lengths", "prolong", "--steps", 0], "steps = 0: must lie in 1"),
         (["--lengths", "prolong", "--tokens-per-step", 0], "tokens-per-step = 0"),
         (["--lengths", "prolong", "--budget", -1], "budget = -1"),
         (["--lengths", "prolong", "--cap", 0], "rank_tokens_max"),
         (["--lengths", "prolong", "--ranks", 8], "fits no block of 8 ranks"),
         (["--lengths", "prolong", "--picture-step", 0], "needs --picture"),
-        (["--lengths", "prolong", "--picture", "x.gif"], ".png or .svg"),
+        (["--lengths", "prolong", "--picture", "x.gif"], ".png, .svg or .pdf"),
         (["--lengths", "prolong", "--picture", "x.png", "--picture-step", 20], "the steps are 0..19"),
         (["--lengths", "gone.txt"], "no such file"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -10,17 +11,28 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.commands.common import (
+    STANDARD_OUTPUT,
+    OutputFile,
+    handle_errors,
+    json_option,
+    people_console,
+    write_json,
+)
 from raypack.config import load_model
 from raypack.errors import RaypackError
+from raypack.files import write_file
 from raypack.parallel.topology import Topology
 from raypack.simulate.calibrate import Calibration, Measurements, Wanted, check_equal, rough, to_data, to_toml
 from raypack.simulate.calibrate import calibrate as fit_figures
 from raypack.simulate.fit import LineFit
 
+RANKS_A_CORE = 16
+"""Ranks that one core can start before the measurement's time is up."""
+
 
 @click.command(context_settings={"show_default": True, "max_content_width": 120})
-@click.option("--out", required=True, type=click.Path(dir_okay=False), help="Write the cluster file here (.toml).")
+@click.option("--out", required=True, type=OutputFile(".toml"), help="Write the cluster file here (.toml).")
 @click.option("--ranks", type=int, default=None, help="Ranks; default: one a GPU of this machine, else one a core.")
 @click.option("--nodes", default="", help="Ranks of each simulated node, e.g. 4,4, for trials; default: one node.")
 @click.option("--ray", default="", help="Use a Ray cluster: HOST:PORT, auto, or local (a new one); needs --ranks.")
@@ -50,17 +62,22 @@ def calibrate(
     Alone, it starts processes on this machine (gloo on CPUs, NCCL on GPUs). On several machines use --ray, or start
     it once a rank: torchrun --nnodes N --nproc-per-node 8 ... -m raypack.cli calibrate --out FILE.toml
     """
-    check(out, peak_flops, repeats, timeout)
+    check(peak_flops, repeats, timeout)
+    if nodes or ranks is not None:
+        topology_of(ranks, nodes, device)
     wanted = Wanted(repeats, timeout, load_model(model) if model else None, shard)
     found = measured(ranks, nodes, ray, device, wanted)
     if found is None:
         return
     made = fit_figures(found, peak_flops=peak_flops, name=Path(out).stem)
-    write_text(to_toml(made), out)
+    console = people_console(json_target)
+    if json_target != STANDARD_OUTPUT:
+        show(made, console)
+    write_file(out, to_toml(made))
+    if json_target != STANDARD_OUTPUT:
+        console.print(f"written to {out}: use it as --cluster {out}", highlight=False, soft_wrap=True)
     if json_target:
         write_json(to_data(made), json_target)
-    if json_target != "-":
-        show(made, out, people_console(json_target))
 
 
 def measured(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements | None:
@@ -77,7 +94,13 @@ def measured(ranks: int | None, nodes: str, address: str, device: str, wanted: W
         if address:
             return on_ray(ranks, nodes, address, device, wanted)
         kind = device_kind(device)
-        return spawn_ranks(topology_of(ranks, nodes, kind), kind, wanted)
+        topology = topology_of(ranks, nodes, kind)
+        if topology.world > RANKS_A_CORE * cores():
+            raise RaypackError(
+                f"ranks = {topology.world}: this machine has {cores()} cores, enough for {RANKS_A_CORE * cores()} "
+                "ranks; ask for fewer"
+            )
+        return spawn_ranks(topology, kind, wanted)
 
 
 def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements:
@@ -90,15 +113,11 @@ def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wan
     return ray_ranks(address, ranks, device, wanted)
 
 
-def check(out: str, peak_flops: float | None, repeats: int, timeout: float) -> None:
+def check(peak_flops: float | None, repeats: int, timeout: float) -> None:
     """Raises RaypackError for what would fail only after minutes of measuring."""
-    if Path(out).suffix != ".toml":
-        raise RaypackError(f"out = {out}: a cluster file ends in .toml, that is how --cluster knows it")
-    if not Path(out).resolve().parent.is_dir():
-        raise RaypackError(f"out = {out}: there is no folder {Path(out).parent}; make it or choose another")
     for name, value in (("repeats", repeats), ("timeout", timeout), ("peak-flops", peak_flops)):
-        if value is not None and not value > 0:
-            raise RaypackError(f"{name} = {value:g}: must be above 0")
+        if value is not None and not 0 < value < math.inf:
+            raise RaypackError(f"{name} = {value:g}: must be a number above 0")
 
 
 def topology_of(ranks: int | None, nodes: str, device: str) -> Topology:
@@ -127,6 +146,10 @@ def default_ranks(device: str) -> int:
         import torch
 
         return torch.cuda.device_count()
+    return cores()
+
+
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -137,7 +160,7 @@ def rate_text(what: str, fit: LineFit) -> str:
     return f"{fit.rate / scale:.4g} {unit}"
 
 
-def show(made: Calibration, out: str, console: Console) -> None:
+def show(made: Calibration, console: Console) -> None:
     """The table for people: one line a fit."""
     cluster = made.cluster
     table = RichTable(
@@ -160,4 +183,3 @@ def show(made: Calibration, out: str, console: Console) -> None:
     console.print(f"peak: {cluster.peak_flops / 1e12:.4g} TFLOP/s, {made.peak_source}", highlight=False)
     for line in (*rough(made), *made.unmeasured):
         console.print(line, highlight=False)
-    console.print(f"written to {out}: use it as --cluster {out}", highlight=False, soft_wrap=True)

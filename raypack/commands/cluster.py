@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json
+from raypack.commands.common import STANDARD_OUTPUT, handle_errors, json_option, people_console, write_json
 from raypack.config import Config
 from raypack.errors import RaypackError
 from raypack.runfile import load_run
@@ -54,15 +54,15 @@ def check(
         raise RaypackError("--cluster-file and --address: give one of them")
     config = load_run(["--run", run, *overrides], run)
     report, shape = _report(config, cluster_file or DEFAULT_FILE, address)
-    if json_target is not None:
-        write_json({"run": run, **_data(report, shape)}, json_target)
-    if json_target != "-":
+    if json_target != STANDARD_OUTPUT:
         people_console().print(_table(shape))
         click.echo(f"{report.source}: at most {report.fitting} of {report.workers} workers fit")
         for note in report.notes:
             click.echo(f"note: {note}")
     for fault in report.faults:
         click.echo(f"error: {fault.text}", err=True)
+    if json_target is not None:
+        write_json({"run": run, **_data(report, shape)}, json_target)
     if not report.ok:
         sys.exit(2)
 

@@ -10,7 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json
+from raypack.commands.common import (
+    STANDARD_OUTPUT,
+    OutputFolder,
+    handle_errors,
+    json_option,
+    people_console,
+    write_json,
+)
 from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus, CorpusHeader
 from raypack.data.lengths import READERS, read_lengths
@@ -35,7 +42,13 @@ def data() -> None:
     help="File or folder (with all below it, hidden entries left out): .jsonl and .jsonl.gz hold one document a "
     "line, any other UTF-8 file is one document. Repeat for more.",
 )
-@click.option("--out", metavar="CORPUS", required=True, help="Directory to make; it appears only when complete.")
+@click.option(
+    "--out",
+    metavar="CORPUS",
+    required=True,
+    type=OutputFolder(),
+    help="Directory to make; it appears only when complete.",
+)
 @click.option("--holdout", type=float, default=0.01, metavar="SHARE", help="Share of the documents to hold out.")
 @click.option("--text-field", default="text", metavar="KEY", help="Key of the text in .jsonl lines.")
 @click.option("--tokenizer", type=click.Choice(list(TOKENIZERS)), default="byte", help="What makes tokens of text.")
@@ -54,10 +67,10 @@ def build(
 ) -> None:
     """Tokenise text into a corpus directory."""
     header = build_corpus(inputs, out, tokenizer=tokenizer, holdout=holdout, text_field=text_field, force=force)
+    if json_target != STANDARD_OUTPUT:
+        _print_header(people_console(), out, header)
     if json_target:
         write_json({"corpus": str(Path(out).absolute()), **header.model_dump(mode="json")}, json_target)
-    if json_target != "-":
-        _print_header(people_console(), out, header)
 
 
 @data.command()
@@ -76,13 +89,13 @@ def stats(source: str, verify: bool, json_target: str | None) -> None:
             corpus.verify()
         header, lengths = corpus.header, corpus.lengths
     figures = length_statistics(lengths)
-    if json_target:
-        write_json({"source": source, **_header_data(header), **asdict(figures)}, json_target)
-    if json_target != "-":
+    if json_target != STANDARD_OUTPUT:
         console = people_console()
         if header:
             _print_header(console, source, header)
         _print_statistics(console, source, figures)
+    if json_target:
+        write_json({"source": source, **_header_data(header), **asdict(figures)}, json_target)
 
 
 def _header_data(header: CorpusHeader | None) -> dict[str, Any]:

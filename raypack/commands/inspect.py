@@ -1,4 +1,4 @@
-"""`raypack inspect RUN`: what a run did, or does, from its directory."""
+"""`raypack inspect RUN...`: what a run did, or does, from its directory; several runs beside each other."""
 
 from __future__ import annotations
 
@@ -11,23 +11,34 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.commands.common import (
+    PAGES,
+    OutputFile,
+    handle_errors,
+    json_option,
+    people_console,
+    picture_option,
+    write_json,
+)
 from raypack.errors import RaypackError
-from raypack.observe.attempts import ends_of
-from raypack.observe.console import RunView, summary_table
-from raypack.observe.record import StepRecord
-from raypack.observe.steps import read_steps
-from raypack.observe.summary import Summary, read_summary, summarise
+from raypack.files import write_file
+from raypack.observe.console import summary_table
+from raypack.observe.stored_run import StoredRun
+from raypack.observe.view import RunView
 
+# matplotlib, the planner and corpora take a second to import; only pages, pictures and plans need them.
 if TYPE_CHECKING:
     from raypack.observe.plots import Plot
     from raypack.planning.plan import Plan
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--html", "page", type=OutputFile(*PAGES), default=None, help="Write a page with plots to this file.")
+@picture_option("Draw to this {kinds}: --step's plan, else loss, seconds, tokens/s and bytes of the runs.")
+@click.option("--step", type=click.IntRange(min=0), default=None, help="Show the plan of this step, from 0; one RUN.")
 @click.option(
-    "--html", "page", type=click.Path(dir_okay=False), default=None, help="Write a page with plots to this file."
+    "--follow", is_flag=True, help="Show steps as they come, until the run ends; Ctrl-C leaves it running. One RUN."
 )
 @click.option(
     "--compare",
@@ -35,69 +46,39 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     default=None,
     metavar="RUN",
-    help="Set another run beside it.",
+    help="The same as one more RUN.",
 )
-@click.option("--step", type=click.IntRange(min=0), default=None, help="Show the plan of this step, from 0.")
-@click.option(
-    "--picture", type=click.Path(dir_okay=False), default=None, help="Draw --step's plan to this .png or .svg."
-)
-@click.option("--follow", is_flag=True, help="Show steps as they come, until the run ends; Ctrl-C leaves it running.")
 @json_option
 @handle_errors
 def inspect(
-    run: Path,
+    runs: tuple[Path, ...],
     page: str | None,
-    other: Path | None,
-    step: int | None,
     picture: str | None,
+    step: int | None,
     follow: bool,
+    other: Path | None,
     json_target: str | None,
 ) -> None:
     """Summarise RUN, the directory of a run (runs/NAME): loss, time, MFU, bytes, block widths.
 
-    It reads what the run wrote, while it goes on, after it ended, or after it was killed.
+    It reads what the run wrote, while it goes on, after it ended, or after it was killed. Several RUNs are set beside
+    each other: their figures, the settings they differ in and, with --html or --picture, their curves.
     """
-    _check(page, other, step, picture, follow)
+    folders = (*runs, other) if other is not None else runs
+    if len(folders) > 1 and (step is not None or follow):
+        raise RaypackError(f"--{'follow' if follow else 'step'}: goes with one RUN, not with {len(folders)}")
     console = people_console(json_target)
     if follow:
-        _follow(run, console)
-    records, summary = load(run)
-    if other is not None:
-        _compare((run, other), (summary, load(other)[1]), (records, load(other)[0]), console, json_target)
-    elif step is not None:
-        plan, where = _plan(run, step, records)
-        _show_plan(run, plan, where, picture, console, json_target)
-        if page:
-            _write_page(page, run, records, summary, plan, where)
+        _follow(folders[0], console)
+    stored = [StoredRun.read(folder) for folder in folders]
+    if len(stored) > 1:
+        _compare(stored, page, console, json_target)
+    elif step is None:
+        _summarise(stored[0], page, console, json_target)
     else:
-        if json_target is not None:
-            write_json(json.loads(summary.to_json()), json_target)
-        console.print(summary_table(summary))
-        if page:
-            _write_page(page, run, records, summary)
-
-
-def load(run_dir: Path) -> tuple[list[StepRecord], Summary]:
-    """Resolved records, and figures of them; the stop reason and notes from `summary.json`, where the run left one.
-
-    Raises:
-        RaypackError: no run there, or files that are none.
-    """
-    left = read_summary(run_dir)
-    name = left.run if left else run_dir.resolve().name
-    records = read_steps(run_dir)
-    reason, notes = (left.stop_reason, left.notes) if left else ("", [])
-    return records, summarise(records, name, reason, notes, ends_of(run_dir))
-
-
-def _check(page: str | None, other: Path | None, step: int | None, picture: str | None, follow: bool) -> None:
-    """Raises RaypackError for options that do not go together."""
-    if page and not Path(page).parent.is_dir():
-        raise RaypackError(f"--html {page}: there is no folder {Path(page).parent}; make it or choose another")
+        _show_plan(stored[0], step, page, picture, console, json_target)
     if picture and step is None:
-        raise RaypackError("--picture: needs --step N, the step whose plan is drawn")
-    if other is not None and (page or step is not None or follow):
-        raise RaypackError("--compare: goes with --json only; leave out --html, --step and --follow")
+        _draw_curves(stored, picture)
 
 
 def _follow(run: Path, console: Console) -> None:
@@ -114,55 +95,55 @@ def _follow(run: Path, console: Console) -> None:
         console.print("the run goes on", highlight=False)
 
 
-def _compare(
-    runs: tuple[Path, Path],
-    summaries: tuple[Summary, Summary],
-    records: tuple[list[StepRecord], list[StepRecord]],
-    console: Console,
-    json_target: str | None,
-) -> None:
-    from raypack.observe.compare import compare, comparison_table
-    from raypack.observe.page import config_text
+def _summarise(run: StoredRun, page: str | None, console: Console, json_target: str | None) -> None:
+    console.print(summary_table(run.summary))
+    if json_target is not None:
+        write_json(json.loads(run.summary.to_json()), json_target)
+    if page:
+        from raypack.observe.page import page as page_of
 
-    made = compare(summaries, records, (config_text(runs[0]), config_text(runs[1])))
+        write_file(page, page_of(run))
+
+
+def _compare(runs: Sequence[StoredRun], page: str | None, console: Console, json_target: str | None) -> None:
+    from raypack.observe.compare import compare
+    from raypack.observe.compare_table import comparison_text
+
+    made = compare(runs)
+    console.print(comparison_text(made, console.width), highlight=False)
     if json_target is not None:
         write_json(made.to_data(), json_target)
-    console.print(comparison_table(made))
+    if page:
+        from raypack.observe.compare_page import comparison_page
+
+        write_file(page, comparison_page(runs, made))
 
 
-def _plan(run: Path, step: int, records: Sequence[StepRecord]) -> tuple[Plan, str]:
-    from raypack.observe.stored_plan import plan_of
+def _draw_curves(runs: Sequence[StoredRun], picture: str) -> None:
+    from raypack.observe.compare import letters_and_names
+    from raypack.observe.curves import curve_figure
+    from raypack.observe.pictures import save
 
-    return plan_of(run, step, records)
+    save(curve_figure([run.records for run in runs], *letters_and_names(runs)), picture)
 
 
 def _show_plan(
-    run: Path, plan: Plan, where: str, picture: str | None, console: Console, json_target: str | None
+    run: StoredRun, step: int, page: str | None, picture: str | None, console: Console, json_target: str | None
 ) -> None:
-    from raypack.observe.stored_plan import costing, plan_table, run_config
+    from raypack.observe.stored_plan import costing, plan_of, plan_table, run_config
 
+    plan, where = plan_of(run.folder, step, run.records)
+    console.print(plan_table(plan, where))
+    if json_target is not None:
+        write_json(plan.to_data(), json_target)
     if picture:
         from raypack.observe.pictures import draw_plans
 
-        draw_plans([plan], *costing(run_config(run)), picture)
-    if json_target is not None:
-        write_json(plan.to_data(), json_target)
-    console.print(plan_table(plan, where))
+        draw_plans([plan], *costing(run_config(run.folder)), picture)
+    if page:
+        from raypack.observe.page import page as page_of
 
-
-def _write_page(
-    target: str,
-    run: Path,
-    records: Sequence[StepRecord],
-    summary: Summary,
-    plan: Plan | None = None,
-    where: str = "",
-) -> None:
-    # matplotlib takes most of a second to import; only pages and pictures need it.
-    from raypack.observe.page import config_text, page
-
-    shown, rows = _drawn(run, plan, where) if plan else (None, "")
-    write_text(page(summary, records, config_text(run), shown, rows), target)
+        write_file(page, page_of(run, *_drawn(run.folder, plan, where)))
 
 
 def _drawn(run: Path, plan: Plan, where: str) -> tuple[Plot, str]:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.table import Table as RichTable
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json, write_text
+from raypack.commands.common import (
+    STANDARD_OUTPUT,
+    OutputFile,
+    check_number,
+    handle_errors,
+    json_option,
+    people_console,
+    picture_option,
+    write_json,
+)
 from raypack.commands.strategies import compare_strategies, strategy_table
 from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model, preset_names
 from raypack.data.lengths import read_lengths
 from raypack.errors import RaypackError
+from raypack.files import read_text, write_file
 from raypack.parallel.schedule_text import schedule_text
 from raypack.parallel.topology import Topology
 from raypack.planning.evaluate import Evaluation
@@ -23,6 +33,8 @@ from raypack.planning.plan import POLICIES, Plan, plan_from_json
 from raypack.planning.policies import CHOICES, DEFAULT_BUDGET, make_plan
 from raypack.planning.table import Samples
 
+# Ten million evaluations take hours, and nothing is gained beyond.
+BUDGET_MAX, BUDGET_SECONDS_MAX = 10_000_000, 86_400
 SYNC_HELP = "Where ranks wait for each other; default: the cluster's."
 
 cluster_option = click.option(
@@ -37,12 +49,7 @@ model_option = click.option(
     show_default=True,
     help=f"Model preset ({', '.join(preset_names('models'))}) or .toml file.",
 )
-picture_option = click.option(
-    "--picture",
-    type=click.Path(dir_okay=False),
-    default=None,
-    help="Draw the plan to this .png or .svg: ranks down, time across.",
-)
+plan_picture_option = picture_option("Draw the plan to this {kinds}: ranks down, time across.")
 schedule_option = click.option("--schedule", is_flag=True, help="Print what hsap sends across nodes, tick by tick.")
 sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]), default=None, help=SYNC_HELP)
 
@@ -59,9 +66,9 @@ sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]
 @click.option("--budget-seconds", type=float, default=None, help="Search this long instead; not reproducible.")
 @click.option("--strategies", is_flag=True, help="Also show the pool of strategies for these lengths.")
 @click.option("--attention", type=click.Choice(CHOICES), default="ulysses", help="Full attention; auto = the cheapest.")
-@click.option("--out", type=click.Path(dir_okay=False), default=None, help="Write the plan as JSON to this file.")
+@click.option("--out", type=OutputFile(), default=None, help="Write the plan as JSON to this file.")
 @schedule_option
-@picture_option
+@plan_picture_option
 @json_option
 @handle_errors
 def plan(
@@ -82,6 +89,7 @@ def plan(
     json_target: str | None,
 ) -> None:
     """Plan one step: which ranks hold and compute each sample, and how far that is from the bound."""
+    check_number("budget", budget, 0, BUDGET_MAX)
     overrides: dict[str, Any] = {}
     if cap is not None:
         overrides["rank_tokens_max"] = cap
@@ -90,29 +98,32 @@ def plan(
     machine, network = load_cluster(cluster, overrides), load_model(model)
     samples = Samples.of_lengths(read_lengths(lengths))
     topology = topology_of(machine, ranks)
+    if picture:
+        check_picture(topology)
     started = time.perf_counter()
-    if budget_seconds is None:
-        made = make_plan(samples, topology, machine, network, policy, budget=budget, attention=attention)
-    else:
-        made = plan_within(budget_seconds, samples, topology, machine, network, policy, attention)
+    with Console(stderr=True).status(f"planning {len(samples.ids):,} samples"):
+        if budget_seconds is None:
+            made = make_plan(samples, topology, machine, network, policy, budget=budget, attention=attention)
+        else:
+            made = plan_within(budget_seconds, samples, topology, machine, network, policy, attention)
     extra: dict[str, Any] = {"plan_seconds": time.perf_counter() - started}
     if strategies:
         extra["strategies"] = compare_strategies(samples, topology, machine, network)
     figures = evaluate_plan(made, machine, network)
+    show(made, figures, machine, json_target, extra, schedule)
+    if out:
+        write_file(out, made.to_json() + "\n")
     if picture:
         draw(made, machine, network, picture)
-    if out:
-        write_text(made.to_json() + "\n", out)
-    show(made, figures, machine, json_target, extra, schedule)
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("plan_file", metavar="PLAN.json", type=click.Path(dir_okay=False))
+@click.argument("plan_file", metavar="PLAN.json")
 @cluster_option
 @model_option
 @sync_option
 @schedule_option
-@picture_option
+@plan_picture_option
 @json_option
 @handle_errors
 def evaluate(
@@ -125,16 +136,14 @@ def evaluate(
     json_target: str | None,
 ) -> None:
     """Cost the plan in PLAN.json; ranks and nodes come from the plan, rates and cap from the cluster."""
-    try:
-        text = Path(plan_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RaypackError(f"cannot read {plan_file}: {error}") from None
     machine, network = load_cluster(cluster), load_model(model)
-    given = plan_from_json(text)
+    given = plan_from_json(read_text(plan_file))
+    if picture:
+        check_picture(given.topology)
     figures = evaluate_plan(given, machine, network, sync)
+    show(given, figures, machine, json_target, {"plan_seconds": None}, schedule)
     if picture:
         draw(given, machine, network, picture, sync)
-    show(given, figures, machine, json_target, {"plan_seconds": None}, schedule)
 
 
 def topology_of(cluster: ClusterConfig, ranks: int | None) -> Topology:
@@ -153,8 +162,15 @@ def topology_of(cluster: ClusterConfig, ranks: int | None) -> Topology:
     return Topology.regular(wanted, cluster.ranks_per_node)
 
 
-def draw(made: Plan, cluster: ClusterConfig, model: ModelConfig, picture: str, sync: str | None = None) -> None:
+def check_picture(topology: Topology) -> None:
+    """Raises RaypackError, before there is a plan, where a picture could not show it."""
     # matplotlib takes most of a second to import; only pictures need it.
+    from raypack.observe.pictures import check_ranks
+
+    check_ranks(topology.world)
+
+
+def draw(made: Plan, cluster: ClusterConfig, model: ModelConfig, picture: str, sync: str | None = None) -> None:
     from raypack.observe.pictures import draw_plans
 
     draw_plans([made], cluster, model, picture, sync)
@@ -174,8 +190,8 @@ def plan_within(
     Raises:
         RaypackError: no time at all, and as `make_plan`.
     """
-    if not seconds > 0:
-        raise RaypackError(f"budget-seconds = {seconds}: must be above 0")
+    if not 0 < seconds <= BUDGET_SECONDS_MAX:
+        raise RaypackError(f"budget-seconds = {seconds}: must be above 0 and at most {BUDGET_SECONDS_MAX:,}")
     started, budget, tried = time.perf_counter(), 0, list[tuple[float, Plan]]()
     while True:
         made = make_plan(samples, topology, cluster, model, policy, budget=budget, attention=attention)
@@ -195,16 +211,16 @@ def show(
     extra: dict[str, Any],
     schedule: bool = False,
 ) -> None:
-    """The table for people, or the same figures as JSON; with `schedule`, also what hsap sends."""
-    if json_target:
-        write_json({**figures.to_data(), **extra, "cluster": cluster.name, "widths": width_counts(made)}, json_target)
-    if json_target != "-":
-        console = people_console(json_target)
+    """The table for people, and the same figures as JSON; with `schedule`, also what hsap sends."""
+    console = people_console(json_target)
+    if json_target != STANDARD_OUTPUT:
         console.print(figure_table(made, figures, cluster, extra.get("plan_seconds")))
         if "strategies" in extra:
             console.print(strategy_table(extra["strategies"]))
     if schedule:
-        people_console(json_target).print(schedule_text(made), highlight=False, markup=False, soft_wrap=True)
+        console.print(schedule_text(made), highlight=False, markup=False, soft_wrap=True)
+    if json_target:
+        write_json({**figures.to_data(), **extra, "cluster": cluster.name, "widths": width_counts(made)}, json_target)
 
 
 def width_counts(made: Plan) -> dict[str, dict[str, int]]:

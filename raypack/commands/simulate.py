@@ -10,8 +10,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
-from raypack.commands.common import handle_errors, json_option, people_console, write_json
-from raypack.commands.plan import cluster_option, model_option, sync_option, topology_of
+from raypack.commands.common import (
+    STANDARD_OUTPUT,
+    check_number,
+    handle_errors,
+    json_option,
+    people_console,
+    picture_option,
+    write_json,
+)
+from raypack.commands.plan import BUDGET_MAX, check_picture, cluster_option, model_option, sync_option, topology_of
 from raypack.config import load_cluster, load_model
 from raypack.errors import RaypackError
 from raypack.planning.plan import POLICIES
@@ -21,6 +29,7 @@ from raypack.simulate.replay import Replay, check_policies, replay
 from raypack.simulate.summary import PolicySummary, summarise, to_data
 from raypack.simulate.trace import read_trace
 
+STEPS_MAX = 100_000
 EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about}" for p in PRESETS.values())
 
 
@@ -44,12 +53,12 @@ EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about
 @click.option("--seed", type=int, default=0, help="Of the preset's lengths and of the order of samples.")
 @click.option("--clip", type=int, default=0, help="Longest sample, tokens: longer ones are cut; 0 = none is.")
 @json_option
-@click.option("--picture", type=click.Path(dir_okay=False), default=None, help="Draw step times to this .png or .svg.")
+@picture_option("Draw how far each policy is from the best one to this {kinds}.")
 @click.option(
     "--picture-step",
     type=int,
     default=None,
-    help="Draw every policy's plan of this step (from 0) to --picture, in place of the step times.",
+    help="Draw every policy's plan of this step (from 0) to --picture, in place of that.",
 )
 @handle_errors
 def simulate(
@@ -73,12 +82,17 @@ def simulate(
 
     Nothing runs on the cluster: seconds, bytes and MFU come from the cost model, plan seconds from this machine.
     """
+    check_number("steps", steps, 1, STEPS_MAX)
+    check_number("budget", budget, 0, BUDGET_MAX)
     names = [name.strip() for name in policies.split(",") if name.strip()]
     check_policies(names)
-    check_picture(picture, picture_step, steps)
+    if picture_step is not None:
+        check_picture_step(picture, picture_step, steps)
     asked = {"rank_tokens_max": cap, "sync": sync}
     machine = load_cluster(cluster, {key: value for key, value in asked.items() if value is not None})
     network, topology = load_model(model), topology_of(machine, ranks)
+    if picture_step is not None:
+        check_picture(topology)
     trace = read_trace(lengths, tokens_per_step=tokens_per_step, seed=seed, clip=clip)
     with progress_bar(json_target) as progress:
         task = progress.add_task("plans", total=steps * len(names))
@@ -94,22 +108,16 @@ def simulate(
             progress=lambda: progress.advance(task),
         )
     summaries = summarise(run)
-    if picture:
-        draw(run, picture, picture_step)
+    if json_target != STANDARD_OUTPUT:
+        show(run, summaries, people_console(json_target))
     if json_target:
         write_json(to_data(run, summaries), json_target)
-    if json_target != "-":
-        show(run, summaries, people_console(json_target))
-
-
-def check_picture(picture: str | None, picture_step: int | None, steps: int) -> None:
-    """Raises RaypackError, before hours of planning, for a picture that cannot be drawn."""
     if picture:
-        from raypack.observe.pictures import check_target
+        draw(run, picture, picture_step)
 
-        check_target(picture)
-    if picture_step is None:
-        return
+
+def check_picture_step(picture: str | None, picture_step: int, steps: int) -> None:
+    """Raises RaypackError for a step whose plans nobody draws, or that does not come."""
     if not picture:
         raise RaypackError(f"picture-step = {picture_step}: needs --picture FILE to draw to")
     if not 0 <= picture_step < steps:
@@ -118,19 +126,21 @@ def check_picture(picture: str | None, picture_step: int | None, steps: int) -> 
 
 def draw(run: Replay, picture: str, picture_step: int | None) -> None:
     # matplotlib takes most of a second to import; only pictures need it.
-    from raypack.observe import pictures
-
     if picture_step is None:
-        pictures.draw_step_times(run, picture)
+        from raypack.observe.policy_chart import draw_policies
+
+        draw_policies(run, picture)
     else:
+        from raypack.observe.pictures import draw_plans
+
         kept = (planned[picture_step].plan for planned in run.planned.values())
-        plans = [plan for plan in kept if plan is not None]
-        pictures.draw_plans(plans, run.cluster, run.model, picture)
+        draw_plans([plan for plan in kept if plan is not None], run.cluster, run.model, picture)
 
 
 def progress_bar(json_target: str | None) -> Progress:
     """On standard error, so that a table or JSON on standard output stays alone; gone when done."""
-    return Progress(console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def show(run: Replay, summaries: Sequence[PolicySummary], console: Console) -> None:

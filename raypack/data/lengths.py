@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from raypack.errors import RaypackError
-
-INT64_MAX = np.iinfo(np.int64).max
+from raypack.planning.plan import LENGTH_MAX
 
 
 def read_lengths(path: str | Path) -> np.ndarray:
@@ -54,15 +53,15 @@ def _parse(text: str, where: str) -> int:
     # int() alone would take 1_000 and other scripts' digits, which no other reader of the file would.
     if not (digits.isascii() and digits.isdigit()):
         raise RaypackError(f"{where}: {text[:40]!r} is no integer; give one length a line, in tokens")
-    value = int(text) if len(digits) <= 20 else INT64_MAX + 1
+    value = int(text) if len(digits) <= 20 else LENGTH_MAX + 1
     return _checked(value if text[0] != "-" else -abs(value), where)
 
 
 def _checked(value: int, where: str) -> int:
     if value < 1:
         raise RaypackError(f"{where}: length {value} must be at least 1 token; remove the sample")
-    if value > INT64_MAX:
-        raise RaypackError(f"{where}: length exceeds {INT64_MAX}; lengths are tokens of one sample")
+    if value > LENGTH_MAX:
+        raise RaypackError(f"{where}: length exceeds {LENGTH_MAX}; lengths are tokens of one sample")
     return value
 
 
@@ -95,7 +94,7 @@ def _from_array(values: object, path: Path, what: str) -> np.ndarray:
     if values.dtype.kind not in "iu":
         first = f", such as {values[0].item()!r} at index 0," if len(values) else ""
         raise RaypackError(f"{path}: {what} holds {values.dtype}{first} not integers; convert the lengths to int64")
-    wrong = np.flatnonzero((values < 1) | (values > INT64_MAX))
+    wrong = np.flatnonzero((values < 1) | (values > LENGTH_MAX))
     if len(wrong):
         _checked(int(values[wrong[0]]), f"{path}, index {wrong[0]}")
     return values.astype(np.int64)

@@ -1,7 +1,7 @@
 """`attempts.jsonl`: one line for each thing that happened to the worker groups of a run, only ever appended to.
 
-The controller writes it, and rank 0 what it goes on from, beside the records: when a group started, at what size, when
-and why it ended, and what the ranks were doing then.
+The controller writes it, beside the records: when a group started, at what size, when and why it ended, and what the
+ranks were doing then. Rank 0 adds what it goes on from, the observer which checkpoints could not be written.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import Field, ValidationError
 from raypack.config import Section
 
 ATTEMPTS_FILE = "attempts.jsonl"
-Kind = Literal["started", "resumed", "asked", "ended"]
+Kind = Literal["started", "resumed", "asked", "unsaved", "ended"]
 
 
 class AttemptEvent(Section):
-    """`time` in seconds since the epoch; `world` = ranks; `reason` = why it ended or was asked to leave, or the
-    checkpoint that it goes on from; `ranks` = where they were when it ended."""
+    """`time` in seconds since the epoch; `world` = ranks; `reason` = why it ended, was asked to leave or could not
+    save, or the checkpoint that it goes on from; `ranks` = where they were when it ended."""
 
     event: Kind
     attempt: int
@@ -60,6 +60,8 @@ def sentence(event: AttemptEvent) -> str:
         return f"attempt {event.attempt} starts with {event.world} ranks"
     if event.event == "resumed":
         return f"attempt {event.attempt} goes on from {event.reason}"
+    if event.event == "unsaved":
+        return f"attempt {event.attempt} could not save: {event.reason}"
     if event.event == "asked":
         return f"attempt {event.attempt} saves and leaves: {event.reason}"
     return f"attempt {event.attempt} ended: {event.reason}"
@@ -73,7 +75,7 @@ def last_reason(run_dir: str | Path) -> str:
 
 
 def _events(path: Path) -> Iterator[AttemptEvent]:
-    with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValidationError):
                 yield AttemptEvent.model_validate_json(line)

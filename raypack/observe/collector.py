@@ -6,7 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from raypack.observe.record import RankReport, StepRecord, merge
+from raypack.observe.merge import merge
+from raypack.observe.record import RankReport, StepRecord
 
 
 class Collector:

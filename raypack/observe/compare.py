@@ -1,101 +1,143 @@
-"""Two runs beside each other: their figures, where their losses part, and what their configurations differ in."""
+"""Runs beside each other: their figures, where their losses part, and what their configurations differ in."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
+from raypack.errors import RaypackError
 from raypack.observe.record import StepRecord, by_scope
+from raypack.observe.stored_run import StoredRun
 from raypack.observe.summary import Summary
+from raypack.observe.tail import CONFIG_FILE
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of both runs; `ratio` = second / first, None where that says nothing."""
+    """One figure of all runs, None where a run lacks it."""
 
     name: str
-    first: float | None
-    second: float | None
+    values: tuple[float | None, ...]
 
     @property
-    def ratio(self) -> float | None:
-        return self.second / self.first if self.first and self.second is not None else None
+    def ratios(self) -> tuple[float | None, ...]:
+        """Each value / the first run's, None where that says nothing."""
+        first = self.values[0]
+        return tuple(value / first if first and value is not None else None for value in self.values)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs.
+    """Two or more runs; the first is the one that the others are measured against.
 
     Attributes:
-        names: of the runs.
+        letters: a short name for each run, for columns and legends.
+        names: of the runs; with their directories where two have one name.
         figures: in the order of the table.
-        common_steps: effective steps that both have.
-        same_samples: of them, how many have the same samples.
-        largest_loss_gap: (step, relative difference of the losses) where it is largest; None without common losses.
-        differing: {configuration key: (first, second)}.
+        common_steps: effective steps that all have.
+        same_samples: of them, how many have the same samples in all.
+        largest_loss_gap: (step, largest difference from the first run's loss, relative) where that is largest; None
+            without common losses.
+        differing: {configuration key: the runs' values}.
     """
 
-    names: tuple[str, str]
+    letters: tuple[str, ...]
+    names: tuple[str, ...]
     figures: tuple[Figure, ...]
     common_steps: int
     same_samples: int
     largest_loss_gap: tuple[int, float] | None
-    differing: Mapping[str, tuple[Any, Any]]
+    differing: Mapping[str, tuple[Any, ...]]
 
     def to_data(self) -> dict[str, Any]:
         """For JSON."""
-        figures = {f.name: {"first": f.first, "second": f.second, "ratio": f.ratio} for f in self.figures}
-        return {**asdict(self), "figures": figures, "differing": {k: list(v) for k, v in self.differing.items()}}
+        return {
+            "names": list(self.names),
+            "figures": {f.name: {"values": list(f.values), "ratios": list(f.ratios)} for f in self.figures},
+            "common_steps": self.common_steps,
+            "same_samples": self.same_samples,
+            "largest_loss_gap": self.largest_loss_gap,
+            "differing": {key: list(values) for key, values in self.differing.items()},
+        }
 
 
-def compare(
-    summaries: tuple[Summary, Summary],
-    records: tuple[Sequence[StepRecord], Sequence[StepRecord]],
-    configs: tuple[str, str] = ("", ""),
-) -> Comparison:
-    """Of resolved records and the text of the two `config.toml`, "" where there is none."""
-    first, second = ({r.step: r for r in each if r.effective and r.sample_count} for each in records)
-    common = sorted(set(first) & set(second))
-    gaps = [
-        (abs(b - a) / abs(a), step)
-        for step in common
-        if (a := first[step].loss) is not None and (b := second[step].loss) is not None and a != 0
-    ]
+def compare(runs: Sequence[StoredRun]) -> Comparison:
+    """Of two or more runs.
+
+    Raises:
+        RaypackError: a `config.toml` that is no TOML.
+    """
+    steps = [{r.step: r for r in run.records if r.effective and r.sample_count} for run in runs]
+    common = sorted(set.intersection(*map(set, steps)))
+    gaps = [(gap, step) for step in common if (gap := _loss_gap([each[step] for each in steps])) is not None]
+    figures = [_figures(run.summary) for run in runs]
+    letters, names = letters_and_names(runs)
     return Comparison(
-        names=(summaries[0].run, summaries[1].run),
-        figures=tuple(Figure(name, a, b) for (name, a), (_, b) in zip(*map(_figures, summaries), strict=True)),
+        letters=letters,
+        names=names,
+        figures=tuple(Figure(name, tuple(each[name] for each in figures)) for name in figures[0]),
         common_steps=len(common),
-        same_samples=sum(first[s].sample_ids_digest == second[s].sample_ids_digest for s in common),
+        same_samples=sum(len({each[step].sample_ids_digest for each in steps}) == 1 for step in common),
         largest_loss_gap=(max(gaps)[1], max(gaps)[0]) if gaps else None,
-        differing=_differing(*(_flat(tomllib.loads(text)) for text in configs)) if all(configs) else {},
+        differing=_differing([_settings(run) for run in runs]) if all(run.config for run in runs) else {},
     )
 
 
-def _figures(s: Summary) -> list[tuple[str, float | None]]:
+def letters_and_names(runs: Sequence[StoredRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A letter for each run, and its name, with its directory where another has the same name."""
+    names = [run.name for run in runs]
+    told = (f"{run.name} ({run.folder})" if names.count(run.name) > 1 else run.name for run in runs)
+    return tuple(letter(i) for i in range(len(runs))), tuple(told)
+
+
+def letter(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ... of 0, 1, ..."""
+    before, at = divmod(number, 26)
+    return (letter(before - 1) if before else "") + chr(ord("A") + at)
+
+
+def _loss_gap(records: Sequence[StepRecord]) -> float | None:
+    first, *others = [record.loss for record in records]
+    known = [loss for loss in others if loss is not None]
+    return max(abs(loss - first) / abs(first) for loss in known) if first and known else None
+
+
+def _figures(s: Summary) -> dict[str, float | None]:
     steps = s.steps or None
     sent, static = by_scope(s.comparable_bytes), by_scope(s.bytes_static)
-    return [
-        ("steps", s.steps),
-        ("last loss", s.last_loss),
-        ("last held-out loss", s.heldout_losses[-1][1] if s.heldout_losses else None),
-        ("mean step seconds", s.mean_step_seconds),
-        ("median step seconds", s.median_step_seconds),
-        ("tokens a second", s.tokens_per_second),
-        ("MFU", s.mfu),
-        ("inter MB a step", sent["inter"] / 1e6 / steps if steps else None),
-        ("intra MB a step", sent["intra"] / 1e6 / steps if steps else None),
-        ("inter MB a step of static plans", static["inter"] / 1e6 / steps if steps and s.bytes_static else None),
-        ("plan / bound", s.plan_bound_ratio),
-        ("plan seconds", s.plan_seconds),
-        ("plan wait seconds", s.plan_wait_seconds),
-        ("restarts", s.restarts),
-        ("replayed steps", s.replayed_steps),
-        ("skipped steps", s.skipped_steps),
-    ]
+    return {
+        "steps": s.steps,
+        "last loss": s.last_loss,
+        "last held-out loss": s.heldout_losses[-1][1] if s.heldout_losses else None,
+        "mean step seconds": s.mean_step_seconds,
+        "median step seconds": s.median_step_seconds,
+        "tokens a second": s.tokens_per_second,
+        "MFU": s.mfu,
+        "inter MB a step": sent["inter"] / 1e6 / steps if steps else None,
+        "intra MB a step": sent["intra"] / 1e6 / steps if steps else None,
+        "inter MB as static plans": static["inter"] / 1e6 / steps if steps and s.bytes_static else None,
+        "x static, modelled": _ratio(s.static_step_seconds, s.plan_step_seconds),
+        "x dynamic, modelled": _ratio(s.dynamic_step_seconds, s.plan_step_seconds),
+        "plan / bound": s.plan_bound_ratio,
+        "plan seconds": s.plan_seconds,
+        "plan wait seconds": s.plan_wait_seconds,
+        "restarts": s.restarts,
+        "replayed steps": s.replayed_steps,
+        "skipped steps": s.skipped_steps,
+    }
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _settings(run: StoredRun) -> dict[str, Any]:
+    try:
+        return _flat(tomllib.loads(run.config))
+    except tomllib.TOMLDecodeError as error:
+        raise RaypackError(f"cannot read {run.folder / CONFIG_FILE}: {error}") from None
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -105,29 +147,7 @@ def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _differing(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    keys = [*first, *(key for key in second if key not in first)]
-    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
-
-
-def comparison_table(made: Comparison) -> Table:
-    """For people: figures, then losses and samples, then settings that differ."""
-    table = Table(title=f"{made.names[0]} and {made.names[1]}", title_justify="left")
-    for name in ("", *made.names, "second / first"):
-        table.add_column(name, justify="left" if not name else "right")
-    for each in made.figures:
-        table.add_row(each.name, _text(each.first), _text(each.second), _text(each.ratio))
-    table.add_section()
-    table.add_row("steps of both", str(made.common_steps), "", "")
-    table.add_row("with the same samples", str(made.same_samples), "", "")
-    if made.largest_loss_gap:
-        step, gap = made.largest_loss_gap
-        table.add_row("largest difference of losses", f"{gap:.2e}", f"at step {step}", "")
-    table.add_section()
-    for key, (first, second) in made.differing.items():
-        table.add_row(key, str(first), str(second), "")
-    return table
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _differing(settings: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    keys = dict.fromkeys(key for each in settings for key in each if key != "run.name")  # the table has the names
+    found = {key: tuple(each.get(key) for each in settings) for key in keys}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}

@@ -1,14 +1,10 @@
-"""What a person sees: a live table during a run, plain lines where there is no terminal, a summary at the end."""
+"""What a person reads of a run: a step as a line or a table's row, and the summary."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from types import TracebackType
+import statistics
+from collections.abc import Mapping, Sequence
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -16,99 +12,65 @@ from raypack.observe.record import Bytes, StepRecord, by_scope
 from raypack.observe.summary import Summary
 
 COLUMNS = (
-    "step", "loss", "held-out", "tokens/s", "MFU", "seconds", "plan wait", "parents", "children",
-    "intra MB", "inter MB", "static inter MB",
+    "step", "loss", "held-out", "tokens/s", "MFU", "planned s", "measured s", "x static", "x dynamic", "parents",
+    "children", "inter MB",
 )  # fmt: skip
-# What a narrow terminal goes without, first to last.
-DISPENSABLE = ("children", "parents", "seconds", "plan wait", "MFU")
+# A narrow terminal has what fits, taken in this order.
+IMPORTANCE = (
+    "step", "loss", "measured s", "x static", "x dynamic", "parents", "children", "tokens/s", "held-out", "planned s",
+    "MFU", "inter MB",
+)  # fmt: skip
+# Between columns.
+GAP = 2
+# Steps whose median says how long the rest will take.
+RECENT = 10
 
 
 def cells(record: StepRecord) -> dict[str, str]:
     """A record as text, one entry for each of `COLUMNS`; "" where there is nothing to say."""
-    sent = by_scope(record.comparable_bytes)
     values = (
         f"{record.step}" + ("" if record.attempt == 0 else f" (attempt {record.attempt})"),
         "skipped" if record.complete and not record.applied else figure(record.loss, "{:.4f}"),
         "" if record.heldout_loss is None else f"{record.heldout_loss:.4f}",
         figure(record.tokens_per_second, "{:,.0f}"),
         percent(record.mfu),
+        figure(record.plan_step_seconds, "{:.2f}"),
         f"{record.seconds:.2f}",
-        f"{record.plan_wait_seconds * 1e3:.1f} ms",
+        times(record.static_step_seconds, record.plan_step_seconds),
+        times(record.dynamic_step_seconds, record.plan_step_seconds),
         widths(record.parent_widths),
         widths(record.child_widths),
-        megabytes(sent["intra"]),
-        megabytes(sent["inter"]),
-        megabytes(by_scope(record.bytes_static)["inter"]) if record.bytes_static else "-",
+        megabytes(by_scope(record.comparable_bytes)["inter"]),
     )
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def line(record: StepRecord, steps: int) -> str:
-    """A record as one line of plain text; `steps` = of the whole run, 0 where that is not known."""
+def line(record: StepRecord, steps: int, left: str = "") -> str:
+    """A record as one line of plain text; `steps` = of the whole run, 0 where that is not known; `left` = `time_left`
+    of it."""
     named = cells(record)
     parts = [f"step {named.pop('step')}" + (f" ({record.step + 1} of {steps})" if steps else "")]
     parts += [f"{name} {value}" for name, value in named.items() if value]
-    return "  ".join(parts) + ("" if record.complete else "  incomplete")
+    return "  ".join(parts + [left] * bool(left)) + ("" if record.complete else "  incomplete")
 
 
-def fitting(rows: Sequence[dict[str, str]], width: int) -> list[str]:
-    """The columns that have something to say, less the dispensable ones that do not fit into `width`."""
-    columns = [name for name in COLUMNS if any(row[name] for row in rows)]
-    for name in DISPENSABLE:
-        # Two spaces between columns.
-        needed = sum(max(len(c), *(len(row[c]) for row in rows)) + 2 for c in columns) - 2
-        if needed <= width:
-            break
-        columns = [c for c in columns if c != name]
-    return columns
+def fitting(sizes: Mapping[str, int], width: int) -> list[str]:
+    """The columns of `sizes` (characters of each) that a terminal of `width` has room for, by `IMPORTANCE`."""
+    taken: set[str] = set()
+    room = width + GAP
+    for name in IMPORTANCE:
+        if name in sizes and (not taken or sizes[name] + GAP <= room):
+            taken.add(name)
+            room -= sizes[name] + GAP
+    return [name for name in COLUMNS if name in taken]
 
 
-class RunView:
-    """Shows records as they come. A context manager: the terminal is as it was afterwards."""
-
-    def __init__(self, console: Console, steps: int, *, table: bool = True, rows: int = 10) -> None:
-        """`steps` = of the whole run, 0 where that is not known; `table` False, or no terminal: one line a step."""
-        self._console, self._steps = console, steps
-        self._rows: deque[StepRecord] = deque(maxlen=rows)
-        self._live = Live(console=console, auto_refresh=False) if table and console.is_terminal else None
-
-    def __enter__(self) -> RunView:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
-
-    def show(self, records: Sequence[StepRecord]) -> None:
-        self._rows.extend(records)
-        if self._live is None:
-            for record in records:
-                self._console.print(line(record, self._steps), soft_wrap=True, markup=False, highlight=False)
-        elif records:
-            self._live.update(self._picture(), refresh=True)
-
-    def say(self, text: str) -> None:
-        """A line of its own, above the table."""
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-    def _picture(self) -> Group:
-        rows = [cells(record) for record in self._rows]
-        columns = fitting(rows, self._console.width)
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
-        for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for record, row in zip(self._rows, rows, strict=True):
-            table.add_row(*(row[name] for name in columns), style="" if record.complete else "red")
-        if not self._steps:
-            return Group(table)
-        done = self._rows[-1].step + 1
-        progress = Table.grid(padding=(0, 1))
-        progress.add_row(ProgressBar(total=self._steps, completed=done, width=40), f"{done} of {self._steps} steps")
-        return Group(table, progress)
+def time_left(records: Sequence[StepRecord], steps: int) -> str:
+    """`ETA 3 min 20 s` after the last of `records`, from the median of the last ones; "" where nothing is left."""
+    if not records or records[-1].step + 1 >= steps:
+        return ""
+    each = statistics.median(record.seconds for record in records[-RECENT:])
+    return f"ETA {duration(each * (steps - records[-1].step - 1))}"
 
 
 def summary_table(summary: Summary) -> Table:
@@ -151,6 +113,7 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
         ("policies", ", ".join(f"{name}: {count}" for name, count in s.policies.items()) or "-"),
         ("parent widths", widths(s.parent_widths)),
         ("child widths", widths(s.child_widths)),
+        ("modelled", worth(s) or "-"),
         *_byte_rows(s),
     ]
     if s.memory_bytes is not None:
@@ -161,6 +124,24 @@ def summary_rows(s: Summary) -> list[tuple[str, str]]:
     if len(s.ends) > 1:
         rows += [(f"attempt {attempt}", reason) for attempt, reason in sorted(s.ends.items())]
     return rows + [("note", note) for note in s.notes]
+
+
+def worth(s: Summary) -> str:
+    """The plans of the run beside the baselines' for the same samples, all by the cost model; "" where not known."""
+    own = s.plan_step_seconds
+    if own is None or s.static_step_seconds is None or s.dynamic_step_seconds is None:
+        return ""
+    each = [f"this plan {own:,.2f} s, {_across(s.comparable_bytes)}"]
+    for name, seconds, sent in (
+        ("dynamic", s.dynamic_step_seconds, s.bytes_dynamic),
+        ("static", s.static_step_seconds, s.bytes_static),
+    ):
+        each.append(f"{name} {seconds:,.2f} s (x {times(seconds, own)}), {_across(sent)}")
+    return "; ".join(each)
+
+
+def _across(sent: Bytes) -> str:
+    return f"{megabytes(by_scope(sent)['inter'])} MB between nodes"
 
 
 def _phases(s: Summary) -> str:
@@ -194,6 +175,25 @@ def _scopes(counts: Bytes) -> str:
 
 def figure(value: float | None, form: str = "{:.3f}") -> str:
     return "-" if value is None else form.format(value)
+
+
+def times(other: float | None, own: float | None) -> str:
+    """`other` in units of `own`."""
+    return "-" if other is None or not own else f"{other / own:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
 def percent(value: float | None) -> str:

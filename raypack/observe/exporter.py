@@ -9,9 +9,13 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from raypack.errors import RaypackError
-from raypack.observe.metrics import METRICS, PHASES, POLICY, Metric
-from raypack.observe.record import Bytes, StepRecord
+from raypack.observe.metrics import METRICS, POLICY, Metric
+from raypack.observe.pace import Pace
+from raypack.observe.record import PHASES, RANK_FIGURES, Bytes, StepRecord
 from raypack.parallel.ledger import COLLECTIVES
+from raypack.version import build
+
+RANK_GAUGES = tuple(f"raypack_rank_{figure}" for figure in RANK_FIGURES)
 
 
 class Exporter:
@@ -20,7 +24,8 @@ class Exporter:
     Series of closed label sets exist from the start at 0, so that `increase()` sees their first change.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, steps: int = 0) -> None:
+        """`steps` of the whole run; 0 = not known, and then no ETA."""
         # `_created` series would be a second, undeclared name for every counter.
         prometheus_client.disable_created_metrics()
         self.run = run
@@ -28,6 +33,9 @@ class Exporter:
         self._metrics: dict[str, Any] = {m.name: _make(m, self.registry) for m in METRICS}
         self._declared = {m.name: m for m in METRICS}
         self._world = 0
+        self._nodes: list[str] = []
+        self._pace = Pace(steps)
+        self._series("raypack_build_info", *build().values()).set(1)
         for metric in METRICS:
             if metric.kind != "gauge":
                 self._start_at_zero(metric)
@@ -40,7 +48,7 @@ class Exporter:
         """
         self._progress(record, replayed)
         unknown: list[RaypackError] = []
-        for part in (self._traffic, self._planning, self._ranks):
+        for part in (self._traffic, self._planning, self._time, self._ranks):
             try:
                 part(record)
             except RaypackError as error:
@@ -51,10 +59,21 @@ class Exporter:
     def close(self) -> None:
         """The registry stays as it is; `Endpoint` serves it and stops serving it."""
 
-    def started(self, time: float) -> None:
-        """An attempt starts at `time`, Unix seconds: the ages of its first step and checkpoint count from here."""
-        self._series("raypack_step_timestamp_seconds").set(time)
-        self._series("raypack_checkpoint_timestamp_seconds").set(time)
+    def run_started(self, time: float) -> None:
+        """The run's start, Unix seconds."""
+        self._series("raypack_start_timestamp_seconds").set(time)
+
+    def waits_since(self, time: float) -> None:
+        """The ages of the next step and checkpoint count from `time`, Unix seconds."""
+        for what in ("step", "checkpoint"):
+            self._series(f"raypack_{what}_timestamp_seconds").set(time)
+
+    def attempt_started(self, time: float) -> None:
+        """The current attempt's start, Unix seconds."""
+        self._series("raypack_attempt_timestamp_seconds").set(time)
+
+    def checkpoint_failed(self, count: int = 1) -> None:
+        self._series("raypack_checkpoint_failures_total").inc(count)
 
     def corpus(self, fates: Mapping[str, int]) -> None:
         """`{fate: documents of an epoch}`."""
@@ -67,9 +86,7 @@ class Exporter:
     def world(self, size: int) -> None:
         """A new worker group of `size` ranks; series of ranks that are gone end."""
         self._series("raypack_world_size").set(size)
-        for rank in range(size, self._world):
-            for name in ("raypack_rank_tokens", "raypack_rank_busy_seconds", "raypack_rank_wait_seconds"):
-                self._forget(name, str(rank))
+        self._on_nodes(self._nodes[:size])
         self._world = size
 
     def _progress(self, record: StepRecord, replayed: bool) -> None:
@@ -82,6 +99,7 @@ class Exporter:
             ("raypack_learning_rate", record.learning_rate),
             ("raypack_mfu_ratio", record.mfu),
             ("raypack_expert_load_ratio", record.expert_load),
+            ("raypack_expert_load_max_ratio", record.expert_load_max),
             ("raypack_memory_bytes", record.memory_bytes),
             ("raypack_step_timestamp_seconds", record.time),
             ("raypack_checkpoint_timestamp_seconds", record.time if record.checkpointed else None),
@@ -126,21 +144,44 @@ class Exporter:
         if record.plan_bound_ratio is not None:
             self._series("raypack_plan_bound_ratio").set(record.plan_bound_ratio)
 
+        self._series("raypack_prepare_seconds").set(record.prepare_seconds)
+        for plan, seconds in (
+            ("own", record.plan_step_seconds),
+            ("static", record.static_step_seconds),
+            ("dynamic", record.dynamic_step_seconds),
+        ):
+            self._series("raypack_modelled_seconds_total", plan).inc(seconds or 0.0)
+
+    def _time(self, record: StepRecord) -> None:
+        self._series("raypack_checkpoints_total").inc(record.checkpointed)
+        self._series("raypack_checkpoint_seconds_total").inc(record.checkpoint_seconds or 0.0)
+        self._series("raypack_evaluate_seconds_total").inc(record.evaluate_seconds or 0.0)
+        self._pace.add(record)
+        self._series("raypack_effective_seconds").set(self._pace.effective_seconds)
+        for name, value in (("goodput_ratio", self._pace.goodput), ("eta_seconds", self._pace.eta_seconds)):
+            if value is not None:
+                self._series(f"raypack_{name}").set(value)
+
     def _ranks(self, record: StepRecord) -> None:
         if record.world != self._world:
             self.world(record.world)
         self._series("raypack_nodes").set(record.nodes)
-        for name, values in (
-            ("raypack_rank_tokens", record.rank_tokens),
-            ("raypack_rank_busy_seconds", record.rank_busy_seconds),
-            ("raypack_rank_wait_seconds", record.rank_wait_seconds),
-        ):
-            for rank, value in enumerate(values):
+        self._on_nodes(record.rank_nodes())
+        for name in RANK_GAUGES:
+            for rank, value in enumerate(getattr(record, name.removeprefix("raypack_"))):
                 if value is None:
-                    self._forget(name, str(rank))
+                    self._forget(name, str(rank), self._nodes[rank])
                 else:
-                    self._series(name, str(rank)).set(value)
+                    self._series(name, str(rank), self._nodes[rank]).set(value)
         self._phases(record)
+
+    def _on_nodes(self, nodes: list[str]) -> None:
+        """Nodes by rank from now on; series of ranks that are gone, or have moved, end."""
+        for rank, node in enumerate(self._nodes):
+            if rank >= len(nodes) or nodes[rank] != node:
+                for name in RANK_GAUGES:
+                    self._forget(name, str(rank), node)
+        self._nodes = nodes
 
     def _phases(self, record: StepRecord) -> None:
         phases = dict.fromkeys(PHASES, 0.0)
@@ -185,7 +226,7 @@ class Endpoint:
         except (OSError, OverflowError) as error:
             raise RaypackError(
                 f"observe.port = {port}, observe.bind = {bind}: cannot serve /metrics there "
-                f"({getattr(error, 'strerror', None) or error}); choose another port, or 0 for any free one"
+                f"({getattr(error, 'strerror', None) or error}); choose another address or port (0 = any free one)"
             ) from None
         self.port: int = self._server.server_port
 

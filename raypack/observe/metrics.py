@@ -1,8 +1,8 @@
 """Every metric of a run, declared once: the exporter, the table of docs/metrics.md and the dashboards read this list.
 
 Rules, checked when a metric is defined: names match `raypack_[a-z0-9_]+` and end in their base unit; counters, and
-only they, end in `_total`; labels come from closed sets, or are small integers (`rank`, `width`). Every metric also
-carries `run`.
+only they, end in `_total`; labels come from closed sets, are small integers (`rank`, `width`), or names of which a run
+has few (`node`: as many as machines). Every metric also carries `run`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raypack.errors import RaypackError
+from raypack.observe.record import PHASES
 from raypack.parallel.ledger import COLLECTIVES, SCOPES, SITES
 from raypack.planning.load import SITES as PLANNED_SITES
 from raypack.planning.plan import POLICIES
@@ -21,20 +22,19 @@ LAYERS = ("embed", "full", "sparse", "linear", "head")
 DIRECTIONS = ("forward", "backward")
 FATES = ("kept", "truncated", "skipped_long", "skipped_short")
 UNITS = ("", "bytes", "seconds", "ratio", "tokens")
-PHASES = (
-    "plan_wait", "prepare", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
-    "other",
-)  # fmt: skip
 _NAME = re.compile(r"raypack_[a-z0-9]+(_[a-z0-9]+)*")
 _LABEL = re.compile(r"[a-z]+(_[a-z]+)*")
+# Host names, versions: nothing that could make a series of every step.
+_TEXT = re.compile(r"[\w.:/+-]{0,253}")
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label and its closed set; `values` None = integers from 0, no more than there are ranks."""
+    """A label and its closed set; `values` None = integers from 0, no more than there are ranks; with `text`, names."""
 
     name: str
     values: tuple[str, ...] | None = None
+    text: bool = False
 
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.name) or self.name in (RUN_LABEL, "le"):
@@ -42,9 +42,16 @@ class Label:
 
     def check(self, value: str) -> None:
         """Raises RaypackError for a value outside the set."""
-        if (self.values is None and not value.isdecimal()) or (self.values is not None and value not in self.values):
-            allowed = "integers from 0" if self.values is None else ", ".join(self.values)
-            raise RaypackError(f"label {self.name} = {value!r}: one of {allowed}")
+        if self.values is not None:
+            allowed = value in self.values
+        else:
+            allowed = _TEXT.fullmatch(value) is not None if self.text else value.isdecimal()
+        if not allowed:
+            raise RaypackError(f"label {self.name} = {value!r}: one of {self.described}")
+
+    @property
+    def described(self) -> str:
+        return ", ".join(self.values) if self.values is not None else "names" if self.text else "integers"
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,9 @@ SITE = Label("site", SITES)
 OP = Label("op", COLLECTIVES)
 SCOPE = Label("scope", SCOPES)
 RANK = Label("rank")
+NODE = Label("node", text=True)
+BUILD = tuple(Label(name, text=True) for name in ("version", "code", "torch", "ray", "python"))
+PLAN = Label("plan", ("own", "static", "dynamic"))
 POLICY = Label("policy", (*POLICIES, "given"))
 BASELINE = Label("policy", ("static", "dynamic"))
 BLOCK = Label("block", ("parent", "child"))
@@ -143,22 +153,38 @@ METRICS: tuple[Metric, ...] = (
         "raypack_collective_seconds_total", "counter", "seconds",
         "The same for other collectives, those that are timed", (OP,),
     ),
+    Metric(
+        "raypack_modelled_seconds_total", "counter", "seconds",
+        "Step seconds by the cost model: of the run's own plans, and of static and dynamic plans for the same samples",
+        (PLAN,),
+    ),
     Metric("raypack_plans_total", "counter", "", "Steps by the policy their plan came from", (POLICY,)),
     Metric("raypack_rounds_total", "counter", "", "Rounds run"),
     Metric("raypack_block_samples_total", "counter", "", "Samples by width of their parent and child", (BLOCK, WIDTH)),
     Metric("raypack_plan_seconds", "gauge", "seconds", "Time the planner took for the last step's plan"),
     Metric("raypack_plan_wait_seconds", "gauge", "seconds", "Longest wait of a rank for the last step's plan"),
     Metric("raypack_plan_late_seconds_total", "counter", "seconds", "Time that steps waited for their plans"),
+    Metric(
+        "raypack_prepare_seconds", "gauge", "seconds",
+        "Frames and tokens for the last step on its slowest rank, beside the step before",
+    ),
     Metric("raypack_plan_bound_ratio", "gauge", "ratio", "Planned seconds over the area bound, last step"),
-    Metric("raypack_phase_seconds", "gauge", "seconds", "Phases of the last step on their slowest rank", (PHASE,)),
+    Metric(
+        "raypack_phase_seconds", "gauge", "seconds",
+        "Phases of the last step, means over the ranks; they add up to the step", (PHASE,),
+    ),
     Metric(
         "raypack_layer_seconds", "gauge", "seconds",
-        "Layers of one kind in the last step, exchanges included, on their slowest rank", (LAYER, DIRECTION),
+        "Layers of one kind in the last step, exchanges included, means over the ranks", (LAYER, DIRECTION),
     ),
-    Metric("raypack_rank_tokens", "gauge", "tokens", "Tokens in the child layout, last step", (RANK,)),
-    Metric("raypack_rank_busy_seconds", "gauge", "seconds", "Own computation, last step", (RANK,)),
-    Metric("raypack_rank_wait_seconds", "gauge", "seconds", "Waiting for other ranks, last step", (RANK,)),
+    Metric("raypack_rank_tokens", "gauge", "tokens", "Tokens in the child layout, last step", (RANK, NODE)),
+    Metric("raypack_rank_busy_seconds", "gauge", "seconds", "Own computation, last step", (RANK, NODE)),
+    Metric("raypack_rank_wait_seconds", "gauge", "seconds", "Waiting for other ranks, last step", (RANK, NODE)),
     Metric("raypack_expert_load_ratio", "gauge", "ratio", "Tokens of the fullest expert over the mean, worst layer"),
+    Metric(
+        "raypack_expert_load_max_ratio", "gauge", "ratio",
+        "What that would be if every token took the same experts: experts over active ones",
+    ),
     Metric("raypack_memory_bytes", "gauge", "bytes", "Peak memory of the fullest rank; absent where not measured"),
     Metric("raypack_world_size", "gauge", "", "Ranks of the current attempt"),
     Metric("raypack_nodes", "gauge", "", "Nodes that ranks reported from in the last step"),
@@ -170,6 +196,31 @@ METRICS: tuple[Metric, ...] = (
         "raypack_checkpoint_timestamp_seconds", "gauge", "seconds",
         "Unix time of the last checkpoint; before it, of the attempt's start",
     ),
+    Metric("raypack_checkpoints_total", "counter", "", "Checkpoints begun"),
+    Metric("raypack_checkpoint_failures_total", "counter", "", "Checkpoints that could not be written"),
+    Metric(
+        "raypack_checkpoint_seconds_total", "counter", "seconds",
+        "Time that ranks stood still after steps for checkpoints, slowest rank; the writing goes on beside the steps",
+    ),
+    Metric("raypack_evaluate_seconds_total", "counter", "seconds", "Time after steps for held-out losses"),
+    Metric(
+        "raypack_start_timestamp_seconds", "gauge", "seconds",
+        "Unix time of the run's start: when its first observer was there",
+    ),
+    Metric("raypack_attempt_timestamp_seconds", "gauge", "seconds", "Unix time of the current attempt's start"),
+    Metric(
+        "raypack_effective_seconds", "gauge", "seconds",
+        "Seconds of the steps that count; falls where a new attempt does steps again",
+    ),
+    Metric(
+        "raypack_goodput_ratio", "gauge", "ratio",
+        "Share of the wall time from the run's start to its last step that went into steps that count",
+    ),
+    Metric(
+        "raypack_eta_seconds", "gauge", "seconds",
+        "Time to the end of the run's last step at the pace of the last steps; absent where the steps are not known",
+    ),
+    Metric("raypack_build_info", "gauge", "", "1; what the observer runs", BUILD),
     Metric("raypack_corpus_samples", "gauge", "", "Documents of an epoch by what the length rules did", (FATE,)),
 )  # fmt: skip
 
@@ -187,12 +238,12 @@ def table() -> str:
 
 def label_table() -> str:
     """The labels and their closed sets as a Markdown table."""
-    seen: dict[tuple[str, tuple[str, ...] | None], list[str]] = {}
+    seen: dict[Label, list[str]] = {}
     for metric in METRICS:
         for label in metric.labels:
-            seen.setdefault((label.name, label.values), []).append(f"`{metric.name}`")
+            seen.setdefault(label, []).append(f"`{metric.name}`")
     rows = ["| label | values | of |", "|---|---|---|"]
-    for (name, values), users in seen.items():
-        listed = "integers" if values is None else ", ".join(f"`{value}`" for value in values)
-        rows.append(f"| `{name}` | {listed} | {', '.join(users)} |")
+    for label, users in seen.items():
+        listed = label.described if label.values is None else ", ".join(f"`{value}`" for value in label.values)
+        rows.append(f"| `{label.name}` | {listed} | {', '.join(users)} |")
     return "\n".join(rows) + "\n"

@@ -23,16 +23,17 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.errors import RaypackError
-from raypack.observe.attempts import ends_of
+from raypack.observe.attempts import AttemptLog, ends_of, read_attempts
 from raypack.observe.collector import Collector
 from raypack.observe.death import cause_of_death
 from raypack.observe.exporter import Endpoint, Exporter
+from raypack.observe.pulse import Pulse
 from raypack.observe.record import RankReport, StepRecord
 from raypack.observe.reporter import Receipt
 from raypack.observe.sinks import Sink, TensorBoard
 from raypack.observe.steps import STEPS_FILE, StepLog, read_lines, resolve
 from raypack.observe.summary import SUMMARY_FILE, Summary, summarise
-from raypack.observe.tail import ENDPOINT_FILE
+from raypack.observe.tail import ENDPOINT_FILE, steps_of
 
 # Beside the runs, not in them: a file_sd pattern of Prometheus may have a star in its last part only.
 DISCOVERY_FOLDER = ".prometheus"
@@ -74,7 +75,8 @@ class RunObserver:
         self.run_dir, self.run_name, self.notes = Path(run_dir), run_name, tuple(notes)
         self.instance = uuid.uuid4().hex
         self._collector = Collector()
-        self._exporter = Exporter(run_name)
+        self._exporter = Exporter(run_name, steps_of(self.run_dir))
+        self._started = time.time()
         self._reached: dict[int, int] = {}
         self._count = 0
         bind = _own_address() if bind == NODE_ADDRESS else bind
@@ -94,6 +96,7 @@ class RunObserver:
         self._attempt = max(self._reached, default=-1)
         self._exporter.restarted(max(0, self._attempt))
         self._recent: deque[StepRecord] = deque(maxlen=recent_max)
+        self._pulse: tuple[Pulse, float] | None = None
         self._summary: Summary | None = None
         self._announce(bind)
 
@@ -108,7 +111,9 @@ class RunObserver:
                 self._exporter.restarted(attempt - self._attempt)
             self._attempt = attempt
             self._keep(self._collector.begin(attempt))
-            self._exporter.started(time.time())
+            now = time.time()
+            self._exporter.waits_since(now)
+            self._exporter.attempt_started(now)
         self._exporter.world(world)
 
     def report(self, *reports: RankReport) -> Receipt:
@@ -122,9 +127,22 @@ class RunObserver:
                 _complain(error, report)
         return self.receipt(getattr(reports[-1], "attempt", self._attempt))
 
+    def checkpoint_failed(self, attempt: int, reason: str) -> None:
+        """A checkpoint of `attempt` could not be written."""
+        AttemptLog(self.run_dir).add("unsaved", attempt, reason=reason)
+        self._exporter.checkpoint_failed()
+
     def receipt(self, attempt: int) -> Receipt:
         """Which steps of `attempt` are on record."""
         return Receipt(self.instance, attempt, self._collector.settled(attempt))
+
+    def beat(self, pulse: Pulse) -> None:
+        """Take in where the run is."""
+        self._pulse = pulse, time.monotonic()
+
+    def pulse(self) -> tuple[Pulse, float] | None:
+        """The last pulse, and the seconds since it came; None before the first."""
+        return (self._pulse[0], time.monotonic() - self._pulse[1]) if self._pulse else None
 
     def latest(self) -> StepRecord | None:
         """The record made last."""
@@ -151,20 +169,28 @@ class RunObserver:
 
     def _go_on(self) -> None:
         """Take in what is on file, as if this observer had been there."""
-        self._exporter.started(time.time())
+        self._exporter.waits_since(time.time())
+        for event in read_attempts(self.run_dir):
+            if event.event == "started":
+                self._exporter.attempt_started(event.time)
+            self._exporter.checkpoint_failed(event.event == "unsaved")
         for record in read_lines(self.run_dir / STEPS_FILE):
+            if record.run_seconds is not None:
+                self._started = record.time - record.run_seconds
             with contextlib.suppress(RaypackError):  # a label of another version: this one has no series for it
                 self._exporter.update(record, self._is_replayed(record))
             self._collector.known(record)
             self._note_reached(record)
             self._count += 1
+        self._exporter.run_started(self._started)
 
     def _keep(self, records: Sequence[StepRecord]) -> None:
-        for record in records:
+        for made in records:
+            record = made.model_copy(update={"run_seconds": made.time - self._started})
             replayed = self._is_replayed(record)
             self._note_reached(record)
             self._count += 1
-            self._recent.append(record)
+            self._recent.append(record.compact())
             for sink in self._sinks:
                 try:
                     sink.update(record, replayed)

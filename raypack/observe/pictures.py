@@ -1,11 +1,10 @@
-"""Pictures for people, PNG or SVG: a plan over time, and step times by policy. Drawn without a display."""
+"""Pictures of plans over time, PNG, SVG or PDF. Drawn without a display."""
 
 from __future__ import annotations
 
 import colorsys
-import uuid
+import io
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,16 +14,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
+from raypack.files import PICTURES, check_target, write_file
 from raypack.planning.evaluate import Evaluation, evaluate
 from raypack.planning.plan import Plan
-from raypack.simulate.replay import Replay, seconds_of
 from raypack.simulate.timeline import EXCHANGE, FULL, Timeline, timeline
 
-SUFFIXES = (".png", ".svg")
 RANKS_MAX = 1024
 LABELS_MAX = 60
 WIDTH = 13.0
@@ -35,13 +32,10 @@ EXCHANGE_COLOUR = (0.25, 0.25, 0.25)
 WAITING_COLOUR = (0.93, 0.93, 0.93)
 
 
-def check_target(path: str | Path) -> None:
-    """Raises RaypackError for a file that is neither .png nor .svg, or in a folder that is not there."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise RaypackError(f"picture {path}: ends in {path.suffix or 'nothing'}; give a name in .png or .svg")
-    if not path.parent.is_dir():
-        raise RaypackError(f"picture {path}: there is no folder {path.parent}; make it or choose another")
+def check_ranks(world: int) -> None:
+    """Raises RaypackError for more ranks than a picture of a plan can show."""
+    if world > RANKS_MAX:
+        raise RaypackError(f"picture: {world} ranks, over the {RANKS_MAX} that one can show; ask for fewer --ranks")
 
 
 def draw_plans(
@@ -52,8 +46,8 @@ def draw_plans(
     Raises:
         RaypackError: as `plan_figure`; a file that cannot be written.
     """
-    check_target(path)
-    _save(plan_figure(plans, cluster, model, sync), path)
+    check_target(path, "picture", PICTURES)
+    save(plan_figure(plans, cluster, model, sync), path)
 
 
 def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfig, sync: str | None = None) -> Figure:
@@ -66,10 +60,7 @@ def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfi
         RaypackError: as `evaluate`; more ranks than a picture can show.
     """
     for plan in plans:
-        if plan.topology.world > RANKS_MAX:
-            raise RaypackError(
-                f"picture: {plan.topology.world} ranks, over the {RANKS_MAX} that one can show; ask for fewer --ranks"
-            )
+        check_ranks(plan.topology.world)
     lines = [timeline(plan, cluster, model, sync) for plan in plans]
     heights = [float(np.clip(0.085 * plan.topology.world, 2.2, 16)) for plan in plans]
     figure, axes = _figure(len(plans), WIDTH, sum(heights) + 0.7 * len(plans) + 0.8, heights)
@@ -85,51 +76,11 @@ def plan_figure(plans: Sequence[Plan], cluster: ClusterConfig, model: ModelConfi
     return figure
 
 
-def draw_step_times(run: Replay, path: str | Path) -> None:
-    """Draw a replay: mean and p95 step seconds by policy, and seconds / area bound of every step.
-
-    Raises:
-        RaypackError: a file that cannot be written.
-    """
-    check_target(path)
-    figure, (left, right) = _figure(1, 12, 4.5, [1], columns=2)
-    names = list(run.planned)
-    every = [seconds_of(run.planned[name]) for name in names]
-    bound = float(np.mean([each.figures.bound_seconds for each in run.planned[names[0]]]))
-    means = [float(seconds.mean()) for seconds in every]
-    p95 = [float(np.percentile(seconds, 95, method="inverted_cdf")) for seconds in every]
-    bars = left.bar(names, means, color=[f"C{i}" for i in range(len(names))], label="mean")
-    left.bar_label(bars, labels=[f"{mean:.3g}" for mean in means], fontsize=8, label_type="center", color="white")
-    left.scatter(names, p95, marker="_", s=300, color="black", label="95th percentile", zorder=3)
-    left.axhline(bound, color="black", linestyle=":", label="area bound, mean")
-    left.set_ylabel("seconds of a step")
-    left.margins(y=0.15)
-    left.legend(fontsize=8, frameon=False)
-    left.tick_params(axis="x", labelsize=8)
-    for number, name in enumerate(names):
-        ratios = [each.figures.bound_ratio for each in run.planned[name]]
-        # Policies often coincide: later lines are thinner, so that the earlier ones show behind them.
-        right.plot(range(run.steps), ratios, marker=".", linewidth=6 - number, color=f"C{number}", label=name)
-    right.axhline(1, color="black", linestyle=":")
-    right.set_xlabel("step")
-    right.set_ylabel("seconds / area bound")
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.legend(fontsize=8, frameon=False)
-    figure.suptitle(
-        f"{run.trace.name}, {run.trace.stream.tokens_per_step:,} tokens a step: {run.model.name} on "
-        f"{run.cluster.name}, {run.topology.world} ranks, sync = {run.cluster.sync}",
-        fontsize=10,
-    )
-    _save(figure, path)
-
-
-def _figure(
-    rows: int, width: float, height: float, heights: Sequence[float], columns: int = 1
-) -> tuple[Figure, list[Axes]]:
+def _figure(rows: int, width: float, height: float, heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     # A figure of its own canvas: nothing of pyplot's process-wide state, no display.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
+    axes = figure.subplots(rows, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
     return figure, list(axes.flat)
 
 
@@ -221,17 +172,16 @@ def _legend() -> list[Patch]:
     ]
 
 
-def _save(figure: Figure, path: str | Path) -> None:
-    """Write the whole picture or nothing; the same bytes each time."""
-    path = Path(path)
-    kind = path.suffix.lower().removeprefix(".")
-    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    try:
-        with mpl.rc_context({"svg.hashsalt": "raypack"}):
-            figure.savefig(temporary, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
-        temporary.replace(path)
-    except OSError as error:
-        raise RaypackError(f"cannot write picture {path}: {error.strerror or error}; choose another file") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the whole picture or nothing; the same bytes each time.
+
+    Raises:
+        RaypackError: the file cannot be written.
+    """
+    kind = Path(path).suffix.lower().removeprefix(".")
+    # Dates would differ each time; PNG has none.
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    made = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "raypack"}):
+        figure.savefig(made, format=kind, dpi=130, metadata=dates.get(kind))
+    write_file(path, made.getvalue())

@@ -1,30 +1,34 @@
 """What ranks report, and the one typed record a step becomes (design section 7).
 
 `RankReport` is what a rank sends after a step; rank 0's carries the `StepFacts` that are equal on all ranks.
-`merge` makes a `StepRecord` of them: one JSON line of `steps.jsonl`, and all that metrics and tables ever read.
+`merge.merge` makes a `StepRecord` of them: one JSON line of `steps.jsonl`, and all that metrics and tables ever read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from raypack.config import first_fault
 from raypack.errors import RaypackError
+from raypack.observe.spread import LISTED_MAX, Spread, spread_of
 from raypack.parallel.ledger import COLLECTIVES
 from raypack.planning.load import SITES as PLANNED_SITES
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
+# A step's parts on the clock, in their order; `other` is what these leave of it.
+PHASES = (
+    "plan_wait", "agree", "forward", "backward", "exchange", "waiting", "gradient_reduce", "optimizer", "other",
+)  # fmt: skip
+RANK_FIGURES = ("tokens", "busy_seconds", "wait_seconds")
 PLANNED_COLLECTIVES = tuple(op for op in COLLECTIVES if op in PLANNED_SITES)
-
-K = TypeVar("K")
 
 Bytes = dict[str, dict[str, int]]
 """`{site or op: {"intra": bytes, "inter": bytes}}`"""
@@ -64,6 +68,7 @@ class StepFacts:
     learning_rate: float | None = None
     heldout_loss: float | None = None
     expert_load: float | None = None
+    expert_load_max: float | None = None
     applied: bool = True
 
 
@@ -73,9 +78,11 @@ class RankReport:
 
     `tokens` = rows it held in the child layout, all rounds together. `busy_seconds` = its own computation,
     `wait_seconds` = the rest of the step but for the wait for the plan. `exchanged` and `collected` are its ledger's
-    counters, `{(site, scope): bytes}` and `{(op, scope): bytes}`. `phases` = seconds by phase of the step, `layers` =
-    seconds by `(kind of layer, direction)`, `exchange_seconds` = wall seconds inside exchanges by site (empty on
-    devices that run them asynchronously).
+    counters, `{(site, scope): bytes}` and `{(op, scope): bytes}`. `phases` = seconds by phase of the step, those inside
+    exchanges apart (`exchange`), so that no second counts twice; `layers` = seconds by `(kind of layer, direction)`,
+    exchanges included; `exchange_seconds` = wall seconds inside exchanges by site (empty on devices that run them
+    asynchronously). `prepare_seconds` went by beside the step before, the evaluation and the checkpoint after the step:
+    none of them is part of `seconds`; None = there was none. `host` = name of the rank's machine, "" where not known.
     """
 
     rank: int
@@ -94,11 +101,19 @@ class RankReport:
     layers: Mapping[tuple[str, str], float] = field(default_factory=dict)
     exchange_seconds: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: int | None = None
+    prepare_seconds: float = 0.0
+    evaluate_seconds: float | None = None
+    checkpoint_seconds: float | None = None
+    host: str = ""
     facts: StepFacts | None = None
 
 
 class StepRecord(BaseModel):
-    """One step of one attempt. Readers ignore keys they do not know, so newer records of this version still read."""
+    """One step of one attempt. Readers ignore keys they do not know, so newer records of this version still read.
+
+    Figures by rank are whole lists up to `LISTED_MAX` ranks; of larger worlds the file has their `rank_spread` only
+    (`compact`). `spread` reads both.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -106,6 +121,7 @@ class StepRecord(BaseModel):
     step: int = Field(ge=0, description="optimizer step, from 0")
     attempt: int = Field(ge=0, description="start of the worker group, counted over the run")
     time: float = Field(0.0, description="Unix seconds when the record was made")
+    run_seconds: float | None = Field(None, description="since the run's start, when the record was made")
     epoch: int = Field(0, description="epoch of the first sample")
     first_sample: int = Field(0, description="place of the first sample in the epoch's order")
     sample_count: int = Field(0, description="samples of the step")
@@ -137,15 +153,24 @@ class StepRecord(BaseModel):
     bytes_static: Bytes = Field({}, description="as bytes, of the static plan for the same samples")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plan for the same samples")
     expert_load: float | None = Field(None, description="tokens of the fullest expert / mean, worst layer")
+    expert_load_max: float | None = Field(None, description="what it would be if every token took the same experts")
     world: int = Field(0, description="ranks")
     nodes: int = Field(0, description="nodes that ranks reported from")
+    node_first_ranks: dict[str, int] = Field({}, description="first rank of each node, by the node's name")
     rank_tokens: list[int | None] = Field([], description="by rank; null where a rank did not report")
     rank_busy_seconds: list[float | None] = Field([], description="by rank")
     rank_wait_seconds: list[float | None] = Field([], description="by rank")
+    rank_spread: dict[str, Spread] = Field({}, description="of the three lists, in place of them in large worlds")
     memory_bytes: int | None = Field(None, description="peak of the fullest rank; null where not measured")
-    phase_seconds: dict[str, float] = Field({}, description="by phase, on its slowest rank")
+    phase_seconds: dict[str, float] = Field({}, description="by phase, means over the ranks; they add up to seconds")
+    prepare_seconds: float = Field(0.0, description="frames and tokens, beside the step before, on the slowest rank")
+    evaluate_seconds: float | None = Field(None, description="after the step, on the slowest rank; null where none was")
+    checkpoint_seconds: float | None = Field(
+        None,
+        description="that ranks stood still after the step for a checkpoint, slowest rank; null where none was taken",
+    )
     layer_seconds: dict[str, dict[str, float]] = Field(
-        {}, description="by kind of layer and direction, on its slowest rank"
+        {}, description="by kind of layer and direction, means over the ranks, exchanges included"
     )
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges, by site or operation, of all ranks")
     sample_ids_digest: str = Field("", description="of the sample ids, sorted")
@@ -162,7 +187,34 @@ class StepRecord(BaseModel):
     @property
     def checkpointed(self) -> bool:
         """Whether a checkpoint was saved after this step."""
-        return "checkpoint" in self.phase_seconds
+        return self.checkpoint_seconds is not None
+
+    def spread(self, figure: str) -> Spread | None:
+        """Of `tokens`, `busy_seconds` or `wait_seconds` over the ranks; None where no rank reported it."""
+        if figure in self.rank_spread:
+            return self.rank_spread[figure]
+        return spread_of(getattr(self, f"rank_{figure}"), self.rank_nodes())
+
+    def imbalance(self, figure: str) -> float | None:
+        """Largest / mean of `spread`'s figures; None where there is nothing to compare."""
+        spread = self.spread(figure)
+        return spread.most / spread.mean if spread is not None and spread.mean > 0 else None
+
+    def rank_nodes(self) -> list[str]:
+        """Name of each rank's node, "" where that is not on record."""
+        names, at = [""] * self.world, self.world
+        for name, first in sorted(self.node_first_ranks.items(), key=lambda node: -node[1]):
+            names[first:at] = [name] * (at - first)
+            at = first
+        return names
+
+    def compact(self) -> StepRecord:
+        """As it is kept: in worlds of more than `LISTED_MAX` ranks without what grows with them."""
+        if self.world <= LISTED_MAX:
+            return self
+        spreads = {name: spread for name in RANK_FIGURES if (spread := self.spread(name)) is not None}
+        lists: dict[str, list[float]] = {f"rank_{name}": [] for name in RANK_FIGURES}
+        return self.model_copy(update={**lists, "node_first_ranks": {}, "rank_spread": spreads})
 
     @property
     def comparable_bytes(self) -> Bytes:
@@ -191,59 +243,20 @@ class StepRecord(BaseModel):
             raise RaypackError(f"{where}: {first_fault(error)}") from None
         if record.version > RECORD_VERSION:
             raise RaypackError(f"{where}: version = {record.version}: this raypack reads up to {RECORD_VERSION}")
-        return record
+        return record if record.version > 1 else _of_version_1(record)
 
 
-def merge(reports: Sequence[RankReport], facts: StepFacts | None = None, time: float = 0.0) -> StepRecord:
-    """The record of one step of one attempt. Ranks that are missing make it incomplete, not wrong.
-
-    Sums what ranks sent, takes the slowest rank's seconds; the step's own figures come from `facts`, by default the
-    ones that rank 0's report carries.
-    """
-    first = reports[0]
-    assert all((r.attempt, r.step, r.world) == (first.attempt, first.step, first.world) for r in reports)
-    facts = facts or next((r.facts for r in reports if r.facts), None)
-    by_rank: dict[int, RankReport] = {r.rank: r for r in reports}
-    in_order = [by_rank.get(rank) for rank in range(first.world)]
-    seconds = max(r.seconds for r in reports)
-    memory = [r.memory_bytes for r in reports if r.memory_bytes is not None]
-    return StepRecord(
-        step=first.step,
-        attempt=first.attempt,
-        time=time,
-        complete=facts is not None and None not in in_order,
-        seconds=seconds,
-        plan_wait_seconds=max(r.plan_wait_seconds for r in reports),
-        bytes=nested(r.exchanged for r in reports),
-        collective_bytes=nested(r.collected for r in reports),
-        world=first.world,
-        nodes=len({r.node for r in reports}),
-        rank_tokens=[r.tokens if r else None for r in in_order],
-        rank_busy_seconds=[round(r.busy_seconds, 6) if r else None for r in in_order],
-        rank_wait_seconds=[round(r.wait_seconds, 6) if r else None for r in in_order],
-        memory_bytes=max(memory, default=None),
-        phase_seconds=_slowest([r.phases for r in reports]),
-        layer_seconds=_by_direction(_slowest([r.layers for r in reports])),
-        exchange_seconds=_summed([r.exchange_seconds for r in reports]),
-        **(_from_facts(facts, seconds, first.world) if facts else {"applied": False}),
-    )
-
-
-def _from_facts(facts: StepFacts, seconds: float, world: int) -> dict[str, Any]:
-    fields = dict(vars(facts))
-    peak = fields.pop("peak_flops")
-    fields["mfu"] = facts.model_flops / (seconds * world * peak) if peak and seconds > 0 else None
-    return fields
-
-
-def nested(counters: Iterable[Mapping[tuple[str, str], int]]) -> Bytes:
-    """Sum of `{(site, scope): bytes}` as `{site: {scope: bytes}}`, both scopes always there."""
-    total: Bytes = {}
-    for counter in counters:
-        for (site, scope), count in counter.items():
-            scopes = total.setdefault(site, {"intra": 0, "inter": 0})
-            scopes[scope] = scopes.get(scope, 0) + int(count)
-    return dict(sorted(total.items()))
+def _of_version_1(record: StepRecord) -> StepRecord:
+    """Its phases and layers were those of the slowest rank each, and added up to nothing."""
+    slowest = record.phase_seconds
+    after = {f"{name}_seconds": slowest.get(name) for name in ("evaluate", "checkpoint")}
+    changed: dict[str, Any] = {
+        **after,
+        "prepare_seconds": slowest.get("prepare", 0.0),
+        "phase_seconds": {},
+        "layer_seconds": {},
+    }
+    return record.model_copy(update=changed)
 
 
 def by_scope(bytes_: Bytes) -> dict[str, int]:
@@ -257,13 +270,6 @@ def ids_digest(ids: Iterable[int]) -> str:
     return hashlib.sha256(ordered.tobytes()).hexdigest()[:16]
 
 
-def imbalance(values: Sequence[float | None]) -> float | None:
-    """Largest / mean over the ranks that reported; None where there is nothing to compare."""
-    known = [value for value in values if value is not None]
-    total = sum(known)
-    return max(known) * len(known) / total if total > 0 else None
-
-
 def comparable(exchanged: Bytes, collected: Bytes) -> Bytes:
     """Bytes that depend on the plan: exchanges, and the collectives that plans are costed with."""
     return {**exchanged, **{op: collected[op] for op in PLANNED_COLLECTIVES if op in collected}}
@@ -272,20 +278,3 @@ def comparable(exchanged: Bytes, collected: Bytes) -> Bytes:
 def rates(sent: Bytes, seconds: Mapping[str, float]) -> dict[str, float]:
     """Effective bytes/s of one rank by site: sent to other ranks / time inside the exchange, waiting included."""
     return {site: sum(sent[site].values()) / took for site, took in seconds.items() if took > 0 and site in sent}
-
-
-def _slowest(each_rank: Sequence[Mapping[K, float]]) -> dict[K, float]:
-    names = dict.fromkeys(name for each in each_rank for name in each)
-    return {name: round(max(each.get(name, 0.0) for each in each_rank), 6) for name in names}
-
-
-def _summed(each_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in each_rank for name in each)
-    return {name: round(sum(each.get(name, 0.0) for each in each_rank), 6) for name in names}
-
-
-def _by_direction(seconds: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
-    made: dict[str, dict[str, float]] = {}
-    for (kind, direction), value in seconds.items():
-        made.setdefault(kind, {})[direction] = value
-    return made

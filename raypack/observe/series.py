@@ -26,8 +26,11 @@ class Columns:
 
     def of(self, get: Callable[[StepRecord], float | None]) -> np.ndarray:
         """float64 [points]: the mean over each group; NaN where no record of it has a value."""
-        values = np.array([np.nan if (v := get(r)) is None else float(v) for r in self.records], dtype=np.float64)
-        return _grouped(values[:, None], self.group)[:, 0]
+        return self.means([np.nan if (v := get(r)) is None else float(v) for r in self.records])
+
+    def means(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """float64 [points]: as `of`, of one value for each record."""
+        return _grouped(np.asarray(values, dtype=np.float64)[:, None], self.group)[:, 0]
 
     def ranks(self, get: Callable[[StepRecord], Sequence[float | None]]) -> np.ndarray:
         """float64 [points, ranks], NaN for ranks that are not there."""
@@ -39,9 +42,10 @@ class Columns:
         return _grouped(values, self.group)
 
     def named(self, get: Callable[[StepRecord], dict[str, float]]) -> dict[str, np.ndarray]:
-        """`{name: float64 [points]}` for every name that occurs; 0 where a record lacks it."""
-        names = dict.fromkeys(name for record in self.records for name in get(record))
-        return {name: self.of(lambda record, key=name: get(record).get(key, 0.0)) for name in names}  # type: ignore[misc]
+        """`{name: float64 [points]}` for every name that occurs; 0 where a record lacks it, NaN where it has none."""
+        each = [get(record) for record in self.records]
+        names = dict.fromkeys(name for one in each for name in one)
+        return {name: self.means([one.get(name, 0.0) if one else np.nan for one in each]) for name in names}
 
 
 def columns(records: Sequence[StepRecord], points: int = POINTS_MAX) -> Columns:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raypack.errors import RaypackError
-from raypack.observe.record import StepRecord, by_scope, imbalance
+from raypack.observe.record import StepRecord, by_scope
 
 TENSORBOARD_FOLDER = "tensorboard"
 
@@ -62,8 +62,13 @@ def scalars(record: StepRecord) -> dict[str, float]:
         "plan/wait_seconds": record.plan_wait_seconds,
         "plan/seconds": record.plan_seconds,
         "plan/bound_ratio": record.plan_bound_ratio,
-        "balance/busy_seconds": imbalance(record.rank_busy_seconds),
-        "balance/tokens": imbalance(record.rank_tokens),
+        "plan/step_seconds_modelled": record.plan_step_seconds,
+        "plan/step_seconds_static_modelled": record.static_step_seconds,
+        "plan/step_seconds_dynamic_modelled": record.dynamic_step_seconds,
+        "after_step/checkpoint_seconds": record.checkpoint_seconds,
+        "after_step/evaluate_seconds": record.evaluate_seconds,
+        "balance/busy_seconds": record.imbalance("busy_seconds"),
+        "balance/tokens": record.imbalance("tokens"),
         "balance/experts": record.expert_load,
         "world/ranks": record.world,
         **{f"phases/{name}": seconds for name, seconds in record.phase_seconds.items()},

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from raypack.observe.record import StepRecord, by_scope, imbalance
+from raypack.observe.record import PHASES, StepRecord, by_scope
 from raypack.observe.series import Columns, scope_bytes
+from raypack.observe.spread import SHARES
 
-# Work of a step in the order it happens; `prepare` runs beside it and is no part of it.
-STACKED = (
-    "plan_wait", "agree", "forward", "backward", "gradient_reduce", "optimizer", "evaluate", "checkpoint",
-)  # fmt: skip
-BESIDE = ("prepare",)
 RANKS_DRAWN = 512
+WIDTH, HEIGHT = 5.6, 3.0
+"""Inches of a panel."""
+MEANS_SINCE = 2
+"""Records of version 1 have each phase on a slowest rank of its own: no parts of one step."""
 
 
 @dataclass(frozen=True)
@@ -50,29 +51,30 @@ def _loss(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) ->
 
 def _phases(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     (axis,) = axes
-    found = kept.named(lambda r: r.phase_seconds)
-    names = [name for name in STACKED if name in found]
-    names += [name for name in found if name not in (*STACKED, *BESIDE)]
-    if names:
-        axis.stackplot(kept.steps, [found[name] for name in names], labels=names, alpha=0.75)
-    axis.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", linewidth=1, label="step, slowest rank")
+    found = kept.named(lambda r: r.phase_seconds if r.version >= MEANS_SINCE else {})
+    _stack(axis, kept, {name: found[name] for name in PHASES if name in found})
+    for marker, name in zip("sD", ("evaluate", "checkpoint"), strict=True):
+        took = [(r.step, s) for r in kept.records if (s := getattr(r, f"{name}_seconds")) is not None]
+        if took:
+            axis.plot(*zip(*took, strict=True), marker, color="black", markersize=3, label=name)
     _across_steps(axis, "seconds")
-    axis.set_ylim(bottom=0)
     _legend_below(axis)
     return True
 
 
 def _layers(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     (axis,) = axes
-    found = kept.named(
-        lambda r: {f"{kind} {way}": s for kind, ways in r.layer_seconds.items() for way, s in ways.items()}
-    )
+    found = kept.named(lambda r: _by_kind_and_way(r) if r.version >= MEANS_SINCE else {})
     if not found:
         return False
-    axis.stackplot(kept.steps, list(found.values()), labels=list(found), alpha=0.75)
+    _stack(axis, kept, found)
     _across_steps(axis, "seconds")
     _legend_below(axis)
     return True
+
+
+def _by_kind_and_way(record: StepRecord) -> dict[str, float]:
+    return {f"{kind} {way}": s for kind, ways in record.layer_seconds.items() for way, s in ways.items()}
 
 
 def _speed(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
@@ -88,6 +90,24 @@ def _speed(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     else:
         right.text(0.5, 0.5, "peak unknown: no MFU", ha="center", transform=right.transAxes, fontsize=8)
     _across_steps(right, "MFU")
+    return True
+
+
+def _modelled(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
+    left, right = axes
+    planned = kept.of(lambda r: r.plan_step_seconds)
+    if not np.isfinite(planned).any():
+        return False
+    left.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", label="measured")
+    left.plot(kept.steps, planned, label="this plan, modelled")
+    _across_steps(left, "seconds")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize=8, frameon=False)
+    for label, get in (("static", lambda r: r.static_step_seconds), ("dynamic", lambda r: r.dynamic_step_seconds)):
+        right.plot(kept.steps, kept.of(get) / planned, label=label)
+    right.axhline(1, color="black", linestyle=":", linewidth=1)
+    _across_steps(right, "seconds of other plans / this plan's")
+    right.legend(fontsize=8, frameon=False)
     return True
 
 
@@ -126,7 +146,7 @@ def _sites(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     axis.set_yticks(rows, sites, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("MB, whole run", fontsize=8)
-    axis.legend(fontsize=7, frameon=False)
+    _legend_below(axis, left=0.3 + 0.07 * max(map(len, sites)))
     return True
 
 
@@ -156,8 +176,8 @@ def _balance(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord])
     (axis,) = axes
     drawn = False
     for label, get in (
-        ("busy seconds", lambda r: imbalance(r.rank_busy_seconds)),
-        ("tokens", lambda r: imbalance(r.rank_tokens)),
+        ("busy seconds", lambda r: r.imbalance("busy_seconds")),
+        ("tokens", lambda r: r.imbalance("tokens")),
         ("experts", lambda r: r.expert_load),
     ):
         values = kept.of(get)
@@ -175,7 +195,7 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     (axis,) = axes
     busy = kept.ranks(lambda r: r.rank_busy_seconds)[:, :RANKS_DRAWN]
     if not np.isfinite(busy).any():
-        return False
+        return _rank_spread(axis, kept)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = busy / np.nanmean(np.where(np.isfinite(busy), busy, np.nan), axis=1, keepdims=True)
     steps = kept.steps
@@ -188,10 +208,28 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
         extent=(steps[0] - 0.5, steps[-1] + 0.5, busy.shape[1] - 0.5, -0.5),
         interpolation="nearest",
     )
+    margins(axis.figure, right=0.4)
     axis.figure.colorbar(shown, ax=axis).set_label("busy / mean", fontsize=8)
     _across_steps(axis, "rank")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     return True
+
+
+def _rank_spread(axis: Axes, kept: Columns) -> bool:
+    """Of worlds that are too large for a row each."""
+    drawn = False
+    for at, share in enumerate(SHARES):
+        values = kept.of(
+            lambda r, at=at: s.quantiles[at] / s.mean if (s := r.spread("busy_seconds")) and s.mean > 0 else None  # type: ignore[misc]
+        )
+        if np.isfinite(values).any():
+            name = f"{share:.0%} of the ranks below" if 0 < share < 1 else ("least", "most")[at > 0]
+            axis.plot(kept.steps, values, label=name)
+            drawn = True
+    if drawn:
+        _across_steps(axis, "busy / mean")
+        axis.legend(fontsize=8, frameon=False)
+    return drawn
 
 
 def _planning(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
@@ -235,11 +273,40 @@ def _across_steps(axis: Axes, label: str) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _legend_below(axis: Axes) -> None:
-    """Areas fill the axes, so that no corner is left for names."""
-    axis.figure.legend(
-        *axis.get_legend_handles_labels(), fontsize=7, frameon=False, ncols=4, loc="outside lower center"
+def _stack(axis: Axes, kept: Columns, parts: dict[str, np.ndarray]) -> None:
+    """Parts of the step on top of each other, under the step's own seconds.
+
+    Only of parts that add up to it, never of maxima over ranks: the stack would stand above the step.
+    """
+    if parts:
+        axis.stackplot(kept.steps, list(parts.values()), labels=list(parts), alpha=0.75, step="mid")
+    seconds = kept.of(lambda r: r.seconds)
+    axis.plot(kept.steps, seconds, color="black", linewidth=1, label="step, slowest rank", drawstyle="steps-mid")
+    axis.set_ylim(bottom=0)
+
+
+def margins(figure: Figure | SubFigure, left: float = 0.75, right: float = 0.15, bottom: float = 0.48) -> None:
+    """Inches around each panel, for its numbers and names.
+
+    Fixed, since a layout that measures every text doubles the time of a page, and a run waits for it at its end.
+    """
+    wide = figure.bbox.width / figure.dpi
+    panels = wide / WIDTH
+    inner = (wide - panels * left - panels * right) / panels
+    figure.subplots_adjust(
+        left=left / wide,
+        right=1 - right / wide,
+        bottom=bottom / HEIGHT,
+        top=1 - 0.2 / HEIGHT,
+        wspace=(left + right) / inner,
     )
+
+
+def _legend_below(axis: Axes, left: float = 0.75) -> None:
+    """Areas fill the axes, so that no corner is left for names; `left` = margin, inches."""
+    handles, names = axis.get_legend_handles_labels()
+    margins(axis.figure, left, bottom=0.55 + 0.17 * -(-len(names) // 4))
+    axis.figure.legend(handles, names, fontsize=7, frameon=False, ncols=4, loc="lower center")
 
 
 def _mark_restarts(axis: Axes, kept: Columns) -> None:
@@ -250,8 +317,18 @@ def _mark_restarts(axis: Axes, kept: Columns) -> None:
 
 SKETCHES = (
     Sketch("Loss", "Dashed: restarts. Red: steps that all ranks skipped.", _loss),
-    Sketch("Step time by phase", "Each phase on its slowest rank, so a stack can stand above the step.", _phases),
+    Sketch(
+        "Step time by phase",
+        "Means over the ranks; waiting is for slower ones, before gradients are summed. Marks: after the step.",
+        _phases,
+    ),
     Sketch("Speed", "Each token once. MFU: share of the peak that the summary names.", _speed, 2),
+    Sketch(
+        "Seconds against the model, static and dynamic plans",
+        "Right: the same samples by the cost model; above 1 this plan is faster.",
+        _modelled,
+        2,
+    ),
     Sketch("Exchange bytes against static and dynamic plans", "The same samples, other plans.", _bytes, 2),
     Sketch("Bytes by site", "Light: inside nodes. Full: across.", _sites),
     Sketch(
@@ -259,7 +336,7 @@ SKETCHES = (
     ),
     Sketch("Imbalance", "1 = even.", _balance),
     Sketch("Busy by rank", "A red row is a slow machine; red dots everywhere are plans that do not balance.", _ranks),
-    Sketch("Layers by kind", "Exchanges included, each on its slowest rank.", _layers),
+    Sketch("Layers by kind", "Exchanges included, means over the ranks.", _layers),
     Sketch("Planning", "1 = no plan can be faster.", _planning, 2),
     Sketch("Attempts", "Dashed: restarts. A step that falls back is replayed from a checkpoint.", _attempts, 2),
 )

@@ -23,7 +23,7 @@ class StepLog:
             raise RaypackError(f"cannot write {path}: {error.strerror or error}; choose another run.root") from None
 
     def update(self, record: StepRecord, replayed: bool = False) -> None:
-        self._file.write(record.to_json() + "\n")
+        self._file.write(record.compact().to_json() + "\n")
 
     def close(self) -> None:
         self._file.close()

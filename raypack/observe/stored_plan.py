@@ -10,6 +10,7 @@ from rich.table import Table
 
 from raypack.config import ClusterConfig, Config, ModelConfig, build, read_toml
 from raypack.errors import RaypackError
+from raypack.files import read_text
 from raypack.observe.record import StepRecord, ids_digest
 from raypack.observe.tail import CONFIG_FILE
 from raypack.planning.plan import Plan, StreamState, plan_from_json
@@ -58,7 +59,7 @@ def plan_of(run_dir: Path, step: int, records: Sequence[StepRecord]) -> tuple[Pl
         raise RaypackError(f"step = {step}: the run has no such step; recorded are {there}")
     path = plan_file(run_dir, step)
     if path.is_file():
-        return plan_from_json(path.read_text(encoding="utf-8")), "as it was kept"
+        return plan_from_json(read_text(path)), "as it was kept"
     return _planned_again(run_config(run_dir), record), "planned once more by this raypack"
 
 

@@ -40,6 +40,10 @@ class Summary(BaseModel):
     seconds: float = Field(0.0, description="sum over the steps")
     mean_step_seconds: float | None = Field(None, description="mean")
     median_step_seconds: float | None = Field(None, description="median")
+    wall_seconds: float | None = Field(None, description="from the run's start to the last record")
+    goodput: float | None = Field(None, description="share of wall_seconds that went into effective steps")
+    checkpoints: int = Field(0, description="begun, of all attempts")
+    checkpoint_seconds: float = Field(0.0, description="that ranks stood still for them, after steps")
     tokens: int = Field(0, description="each counted once")
     tokens_per_second: float | None = Field(None, description="tokens / seconds")
     mfu: float | None = Field(None, description="share of the peak, weighted by seconds; null where unknown")
@@ -58,7 +62,7 @@ class Summary(BaseModel):
     dynamic_step_seconds: float | None = Field(None, description="as plan_step_seconds, of the dynamic plans")
     bytes_static: Bytes = Field({}, description="as bytes, of the static plans")
     bytes_dynamic: Bytes = Field({}, description="as bytes, of the dynamic plans")
-    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, each on its slowest rank")
+    phase_seconds: dict[str, float] = Field({}, description="mean a step by phase, over the ranks; they add up")
     exchange_seconds: dict[str, float] = Field({}, description="inside exchanges by site, summed over ranks and steps")
 
     @property
@@ -86,6 +90,7 @@ def summarise(
     kept = [r for r in records if r.effective and r.sample_count > 0]
     losses = [r.loss for r in kept if r.applied and r.loss is not None]
     seconds = sum(r.seconds for r in kept)
+    wall = max((r.run_seconds for r in records if r.run_seconds is not None), default=None)
     tokens = sum(r.tokens for r in kept)
     with_mfu = [r for r in kept if r.mfu is not None]
     ratios = [r.plan_bound_ratio for r in kept if r.plan_bound_ratio is not None]
@@ -108,6 +113,10 @@ def summarise(
         seconds=seconds,
         mean_step_seconds=seconds / len(kept) if kept else None,
         median_step_seconds=statistics.median(r.seconds for r in kept) if kept else None,
+        wall_seconds=wall,
+        goodput=sum(r.seconds for r in records if r.effective) / wall if wall else None,
+        checkpoints=sum(r.checkpointed for r in records),
+        checkpoint_seconds=sum(r.checkpoint_seconds or 0.0 for r in records),
         tokens=tokens,
         tokens_per_second=tokens / seconds if seconds > 0 else None,
         mfu=_weighted_mfu(with_mfu),

@@ -40,7 +40,8 @@ class Tail:
                 self._at += len(line)
                 self._lines += 1
                 if line.strip():
-                    found.append(StepRecord.from_json(line.decode("utf-8"), f"{self._path} line {self._lines}"))
+                    text = line.decode("utf-8", "replace")  # what is no text is no record either
+                    found.append(StepRecord.from_json(text, f"{self._path} line {self._lines}"))
         return found
 
 

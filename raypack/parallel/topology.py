@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from raypack.errors import RaypackError
 
+WORLD_MAX = 1 << 16
+"""Ranks: several times the largest cluster there is; more is a slip of the pen that would list blocks for minutes."""
+
 
 class Block(NamedTuple):
     """`width` consecutive ranks starting at `first`."""
@@ -55,12 +58,14 @@ class Topology:
         object.__setattr__(self, "nodes", tuple(int(n) for n in self.nodes))
         if not self.nodes or min(self.nodes) < 1:
             raise RaypackError(f"topology nodes = {list(self.nodes)}: each node needs at least one rank")
+        _check_world(sum(self.nodes))
 
     @classmethod
     def regular(cls, ranks: int, ranks_per_node: int) -> Topology:
         """`ranks` on nodes of `ranks_per_node`; the last node may be smaller."""
         if ranks < 1 or ranks_per_node < 1:
             raise RaypackError(f"ranks = {ranks}, ranks_per_node = {ranks_per_node}: both must be at least 1")
+        _check_world(ranks)
         full, rest = divmod(ranks, ranks_per_node)
         return cls((ranks_per_node,) * full + ((rest,) if rest else ()))
 
@@ -143,3 +148,8 @@ class Topology:
     def blocks_around(self, rank: int) -> tuple[Block, ...]:
         """The legal blocks that hold `rank`, widest first: a chain, since blocks are laminar."""
         return tuple(b for b in self.blocks if b.holds(rank))
+
+
+def _check_world(ranks: int) -> None:
+    if ranks > WORLD_MAX:
+        raise RaypackError(f"ranks = {ranks}: a world has at most {WORLD_MAX}; give fewer")

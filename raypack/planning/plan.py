@@ -22,6 +22,9 @@ from raypack.parallel.topology import Block, Topology
 PLAN_VERSION = 1
 ATTENTIONS = ("ulysses", "kv_gather", "hsap")
 RECOMPUTES = ("none", "selective", "full")
+LENGTH_MAX = (1 << 31) - 1
+"""Tokens of one sample: the pairs of its full attention must fit into 64 bits."""
+NUMBER_MAX = (1 << 63) - 1
 POLICIES = ("static", "dynamic", "repack", "repack+parents", "joint")
 
 
@@ -238,9 +241,11 @@ def _object(data: Any, where: str, allowed: set[str]) -> Mapping[str, Any]:
     return data
 
 
-def _integer(value: Any, where: str, least: int) -> int:
+def _integer(value: Any, where: str, least: int, most: int = NUMBER_MAX) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise RaypackError(f"{where} = {value!r}: must be an integer of at least {least}")
+    if value > most:
+        raise RaypackError(f"{where} = {value!r}: must be at most {most}")
     return value
 
 
@@ -281,7 +286,7 @@ def _placement(data: Any, where: str) -> Placement:
     missing = [f for f in ("sample", "length", "parent", "child") if f not in fields]
     if missing:
         raise RaypackError(f"{where}: lacks {missing[0]!r}")
-    length = _integer(fields["length"], f"{where} length", 1)
+    length = _integer(fields["length"], f"{where} length", 1, LENGTH_MAX)
     return Placement(
         sample=_integer(fields["sample"], f"{where} sample", 0),
         length=length,

@@ -109,11 +109,11 @@ class StepPlanner:
             child_widths=dict(sorted(Counter(p.child.width for p in plan.placements).items())),
         )
 
-    def check_longest(self, topology: Topology) -> None:
-        """Raises RaypackError where a sample of `data.max_sample_tokens` fits no block of `topology`."""
-        longest = self.config.data.max_sample_tokens
+    def check_longest(self, topology: Topology) -> Plan:
+        """The plan of one sample of `data.max_sample_tokens`; raises RaypackError where it fits no block."""
+        longest, policy = self.config.data.max_sample_tokens, self.config.plan.policy
         try:
-            self._make(Samples.of_lengths([longest]), topology, self.config.plan.policy, budget=0)
+            return self._make(Samples.of_lengths([longest]), topology, policy, budget=0)[policy]
         except RaypackError as error:
             raise RaypackError(f"data.max_sample_tokens = {longest}: {str(error).removeprefix('sample 0: ')}") from None
 

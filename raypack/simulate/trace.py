@@ -11,6 +11,7 @@ import numpy as np
 from raypack.data.lengths import READERS, read_lengths
 from raypack.data.stream import SampleStream
 from raypack.errors import RaypackError
+from raypack.planning.plan import LENGTH_MAX
 from raypack.planning.table import Samples
 from raypack.simulate.presets import length_preset
 
@@ -58,8 +59,8 @@ def read_trace(lengths: str, *, tokens_per_step: int, seed: int = 0, clip: int =
     for name, value, least in (("tokens-per-step", tokens_per_step, 1), ("seed", seed, 0)):
         if value < least:
             raise RaypackError(f"{name} = {value}: must be at least {least}")
-    if clip != 0 and clip < 2:
-        raise RaypackError(f"clip = {clip}: must be at least 2 tokens, or 0 for none")
+    if clip != 0 and not 2 <= clip <= LENGTH_MAX:
+        raise RaypackError(f"clip = {clip}: must be at least 2 tokens and at most {LENGTH_MAX}, or 0 for none")
     name, kind, values = _documents(lengths, seed)
     longest = int(values.max())
     if longest < 2:

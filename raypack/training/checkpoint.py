@@ -41,6 +41,7 @@ class Checkpoints:
         keep: complete checkpoints kept; older ones are removed after each save.
         before_publish: called on rank 0, in the writing thread, before the checkpoint of a step becomes visible; what
             it raises is a failed write.
+        on_failure: called on rank 0, in the writing thread, with the reason of a failed write.
         timeout: seconds that `save` waits for the write before it.
 
     Attributes:
@@ -53,10 +54,11 @@ class Checkpoints:
         store: Store,
         keep: int,
         before_publish: Callable[[int], None] | None = None,
+        on_failure: Callable[[str], None] = lambda reason: None,
         timeout: float = 600.0,
     ) -> None:
         self._trainer, self._store, self._keep = trainer, store, keep
-        self._before_publish, self._timeout = before_publish, timeout
+        self._before_publish, self._on_failure, self._timeout = before_publish, on_failure, timeout
         groups = trainer.groups
         self._host = groups.host if groups is not None else None
         self._group = groups.storage if groups is not None else None
@@ -130,10 +132,12 @@ class Checkpoints:
             )
             agree(group, bytes(32), what, written)
             agree(group, bytes(32), what, _tried(what, lambda: self._publish(name, state)) if first else None)
-        except BaseException:
+        except BaseException as error:
             if first:
                 with suppress(Exception):
                     store.discard(name)
+                with suppress(Exception):
+                    self._on_failure(str(error))
             raise
 
     def _publish(self, name: str, state: RunState) -> None:

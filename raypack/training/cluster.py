@@ -27,8 +27,10 @@ def address_of(config: Config) -> str:
 
 
 @contextmanager
-def connected(config: Config) -> Iterator[None]:
+def connected(config: Config) -> Iterator[str]:
     """Join the cluster of `run.ray_address` or of the surrounding job, else start a local one with a CPU per worker.
+
+    Yields the address of its dashboard, "" where there is none.
 
     Raises:
         RaypackError: no Ray answers at the address, or it refuses this process.
@@ -38,17 +40,15 @@ def connected(config: Config) -> Iterator[None]:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
-        if address := address_of(config):
-            _join(address)
-        else:
-            _start(config)
+        address = address_of(config)
+        dashboard = _join(address) if address else _start(config)
         signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own in its place
-        yield
+        yield dashboard
     finally:
         ray.shutdown()
 
 
-def _start(config: Config) -> None:
+def _start(config: Config) -> str:
     topology = config.topology
     cpus = max(1, math.ceil(topology.workers * topology.cpus_per_worker))
     # Nobody takes this machine away with notice; one process less to start.
@@ -56,19 +56,20 @@ def _start(config: Config) -> None:
     # The raylet warns at four times as many processes as it expects to start at once, by default one a core.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(topology.workers + 4))
     try:
-        ray.init(
+        context = ray.init(
             address="local",
             num_cpus=cpus,
-            include_dashboard=False,
+            include_dashboard=False,  # it takes the start 1.5 s or more, and then a share of the cores that train
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
         )
     except (OSError, ValueError, RuntimeError, SystemExit, ray.exceptions.RayError) as error:
         raise RaypackError(f"cannot start a local Ray: {_first_line(error)}") from None
+    return context.dashboard_url or ""
 
 
-def _join(address: str) -> None:
+def _join(address: str) -> str:
     if address.startswith("ray://"):
         raise RaypackError(
             f"run.ray_address = {address}: the driver does not run through Ray Client; use `ray job submit`, or "
@@ -77,10 +78,11 @@ def _join(address: str) -> None:
     if address != "auto":
         _probe(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, SystemExit, ray.exceptions.RayError) as error:
         refused = f"{_first_line(error)} (is it this Ray version, and do RAY_AUTH_MODE and the token agree?)"
         raise _no_cluster(address, refused) from None
+    return context.dashboard_url or ""
 
 
 def _probe(address: str) -> None:

@@ -70,7 +70,7 @@ class ClusterShape:
 
 
 class Fault(NamedTuple):
-    """Why the run cannot work there. `kind`: bundle, capacity or storage."""
+    """Why the run cannot work there. `kind`: bundle, capacity, storage or corpus."""
 
     kind: str
     text: str
@@ -103,8 +103,20 @@ def check_cluster(config: Config, cluster: ClusterShape) -> Report:
     needed = topology.workers_min or topology.workers
     fitting, ready = cluster.workers(topology), cluster.workers(topology, ready=True)
     faults = [*_too_small(topology, needed, fitting, cluster), *_unshared(config, cluster)]
+    if unnamed := unnamed_corpus(config):
+        faults.append(Fault("corpus", unnamed))
     notes = _notes(config, cluster, needed, fitting, ready)
     return Report(cluster.source, topology.workers, needed, fitting, ready, tuple(faults), tuple(notes))
+
+
+def unnamed_corpus(config: Config) -> str:
+    """The fault of a run that would pay for GPUs to read Python's standard library; "" where there is none."""
+    if config.data.corpus or not config.topology.gpus_per_worker:
+        return ""
+    return (
+        f"topology.gpus_per_worker = {config.topology.gpus_per_worker:g} and no data.corpus: the embedded one is for "
+        "trials on CPUs; build one (`raypack data build`) and give it as --data.corpus"
+    )
 
 
 def _too_small(topology: TopologySection, needed: int, fitting: int, cluster: ClusterShape) -> Iterator[Fault]:

@@ -12,16 +12,17 @@ from types import FrameType
 
 from raypack.config import Config
 from raypack.errors import RaypackError
-from raypack.runfile import load_run
+from raypack.runfile import read_request
 
 
-def main(argv: Sequence[str], default: Path, description: str) -> int:
-    """Run a job script's arguments.
+def main(argv: Sequence[str], default: Path, description: str, program: str = "") -> int:
+    """Run a job's arguments, or with `--dry-run` say what they would run.
 
     Args:
         argv: without the program's name.
         default: run file used where `--run` names none.
         description: shown by `--help`.
+        program: what `--help` calls it; default the script's name.
 
     Returns:
         exit code: 0; 2 after a fault; 130 after Ctrl-C, 143 after SIGTERM; 1 for what should not happen.
@@ -35,12 +36,15 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        config = load_run(argv, default, description)
-        _choose_authentication(config)
+        asked = read_request(argv, default, description, program)
+        _choose_authentication(asked.config)
         # torch and Ray take seconds to import: a mistyped flag should not.
-        from raypack.training.launch import launch
+        if asked.dry_run:
+            from raypack.training.dry_run import dry_run
 
-        launch(config)
+            dry_run(asked.config)
+        else:
+            _run(asked.config, argv)
     except RaypackError as error:
         return _failed(str(error), 2)
     except KeyboardInterrupt:
@@ -53,6 +57,20 @@ def main(argv: Sequence[str], default: Path, description: str) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _run(config: Config, argv: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from raypack.observe.view import RunView
+
+    with RunView(Console(), config.run.steps, table=config.observe.table) as view:
+        with view.phase("torch and Ray") as said:
+            from raypack.training.last_lines import typed_before
+            from raypack.training.launch import launch
+
+            said.append("imported")
+        launch(config, view, typed_before(argv))
 
 
 def _failed(line: str, code: int) -> int:

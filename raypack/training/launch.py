@@ -6,7 +6,8 @@ It runs where the job's entrypoint runs and holds no tensor.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,33 @@ from rich.console import Console
 
 from raypack.config import Config
 from raypack.data.corpus import Corpus
-from raypack.data.default import default_corpus
+from raypack.data.default import default_corpus, default_corpus_path
 from raypack.data.stream import StreamCounts
 from raypack.errors import RaypackError
 from raypack.observe.attempts import last_reason
-from raypack.observe.console import RunView, summary_table
 from raypack.observe.death import cause_of_death
 from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
 from raypack.observe.steps import next_attempt
+from raypack.observe.summary import Summary
+from raypack.observe.view import RunView
 from raypack.planning.planner import Planner
 from raypack.training.cluster import address_of, connected
 from raypack.training.elastic import RunTrainer, WorkerGroups
 from raypack.training.ending import reason_of
+from raypack.training.last_lines import FINISHED, last_lines, short
 from raypack.training.loop import Job
-from raypack.training.preflight import check_checkpoint, check_machine, check_places, check_plan, check_resources
+from raypack.training.preflight import (
+    check_checkpoint,
+    check_corpus_named,
+    check_machine,
+    check_places,
+    check_plan,
+    check_resources,
+)
 from raypack.training.preflight_storage import check_storage
 from raypack.training.rundir import FAILURE_FILE, absolute, held, resolve_run, resume_notes, write_config
-from raypack.training.start_watch import StartWatch
+from raypack.training.start_watch import StartWatch, living_workers
 from raypack.training.worker import WorkerSettings, train_worker
 
 # Settings of the job script that a worker on another machine would not see.
@@ -78,69 +88,98 @@ class Prepared:
         }
 
 
-def launch(config: Config, console: Console | None = None) -> None:
-    """Run `config` from start to end.
+def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
+    """Run `config` from start to end, and say so on `view`; `typed` = how the job was called (`last_lines`).
 
     Raises:
         RaypackError: a check before the start failed, or the run did; records so far are kept.
         KeyboardInterrupt: Ctrl-C or SIGTERM; workers and actors are gone, records and summary are kept.
     """
-    console = console or Console()
-    run = prepare_run(config)
+    run = prepare_run(config, view)
     with held(run.run_dir):
         write_config(run.run_dir, config, run.corpus)
-        with connected(config):
-            check_resources(config.topology)
-            check_places(run.run_dir, run.corpus, config.timeouts.actor)
-            check_storage(config, run.run_dir, config.timeouts.actor)
-            _train(run, console)
+        with ExitStack() as ray_there:
+            with view.phase("Ray") as said:
+                dashboard = ray_there.enter_context(connected(config))
+                said.append(_ray_in_words(config, dashboard))
+            with view.phase("cluster checks") as said:
+                check_resources(config.topology)
+                check_places(run.run_dir, run.corpus, config.timeouts.actor)
+                check_storage(config, run.run_dir, config.timeouts.actor)
+                said.append("there is room for the workers, and storage for checkpoints")
+            summary, ended = _train(run, view)
+            view.doing("Ray stops", 0.0)
+        page = ""
+        if ended is None:
+            view.doing("the page of the run is written", 0.0)
+            page = _write_page(run.run_dir)
+        view.close()
+        for line in last_lines(config, run.run_dir, summary, page, typed):
+            view.say(line.text, line.indent)
+        if ended is not None:
+            raise ended
 
 
-def prepare_run(config: Config) -> Prepared:
+def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
     """Every check that needs no Ray; writes nothing but, on first use, the default corpus."""
-    run_dir, resume = resolve_run(config)
-    path = absolute(config.data.corpus) if config.data.corpus else default_corpus()
-    corpus = Corpus.open(path)
-    counts = check_plan(config, corpus)
-    if resume is not None:
-        check_checkpoint(resume, config, corpus)
+    bar = view is None  # else the view has a spinner
+    view = view or RunView(Console(quiet=True), config.run.steps)
+    check_corpus_named(config)
     if not address_of(config):
         check_machine(config)
-    return Prepared(config, path, run_dir, resume, counts)
+    run_dir, resume = resolve_run(config)
+    with view.phase("corpus", _corpus_in_words(config)) as said:
+        path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=bar)
+        corpus = Corpus.open(path)
+        said.append(f"{path}: {len(corpus.lengths):,} documents, {int(corpus.lengths.sum()):,} tokens")
+    with view.phase("checks") as said:
+        counts = check_plan(config, corpus)
+        if resume is not None:
+            check_checkpoint(resume, config, corpus)
+        run = Prepared(config, path, run_dir, resume, counts)
+        said.extend(run.notes)
+    return run
 
 
-def _train(run: Prepared, console: Console) -> None:
-    """The attempts between the observer's start and its summary, whatever ends them."""
+def _train(run: Prepared, view: RunView) -> tuple[Summary | None, RaypackError | KeyboardInterrupt | None]:
+    """The attempts between the observer's start and its summary; what ended them, None = the last step."""
     config = run.config
     seen = config.observe
-    observer, url = start_observer(
-        str(run.run_dir), run.run_dir.name, seen.bind, seen.port, run.notes, config.timeouts.actor,
-        corpus=run.fates, tensorboard=seen.tensorboard,
-    )  # fmt: skip
-    console.print(f"run {run.run_dir}, metrics {url}", soft_wrap=True, highlight=False)
+    # Two processes that start at once.
+    planner = Planner.options(**head_node_options()).remote(config.model_dump(), str(run.corpus))
+    with view.phase("observer") as said:
+        observer, url = start_observer(
+            str(run.run_dir), run.run_dir.name, seen.bind, seen.port, run.notes, config.timeouts.actor,
+            corpus=run.fates, tensorboard=seen.tensorboard,
+        )  # fmt: skip
+        said.append(f"run {run.run_dir}, metrics {url}")
     try:
-        _run_attempts(run, observer, console)
+        _run_attempts(run, planner, observer, view)
     except (RaypackError, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
+        view.doing("the run is summed up", 0.0)
         with suppress(RaypackError):
-            _sum_up(observer, reason, config, console)
-        raise
-    _sum_up(observer, "finished", config, console)
+            return _sum_up(observer, reason, config), error
+        return None, error
+    view.doing("the run is summed up", 0.0)
+    return _sum_up(observer, FINISHED, config), None
 
 
-def _run_attempts(run: Prepared, observer: Any, console: Console) -> None:
+def _run_attempts(run: Prepared, planner: Any, observer: Any, view: RunView) -> None:
     """Ray Train's controller runs one attempt after another, until the run is done or must be given up."""
     config, limit = run.config, run.config.timeouts.actor
+    topology = config.topology
     attempt = next_attempt(run.run_dir)
     (run.run_dir / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier start
-    planner = Planner.options(**head_node_options()).remote(config.model_dump(), str(run.corpus))
-    _wait(planner.ready.remote(), limit, "the planner actor to start")
-    _wait(observer.begin.remote(attempt, config.topology.workers), limit, "the observer actor")
+    with view.phase("planner") as said:
+        _wait(planner.ready.remote(), limit, "the planner actor to start")
+        _wait(observer.begin.remote(attempt, topology.workers), limit, "the observer actor")
+        said.append(f"{config.plan.policy}, by the cost model of cluster {config.plan.cluster}")
     job = Job(config, str(run.corpus), str(run.run_dir), run.resume or "", attempt)
     trainer = _trainer(WorkerSettings(job, planner, observer))
-    view = RunView(console, config.run.steps, table=config.observe.table)
-    watch = StartWatch(planner, attempt, config.topology.workers, config.timeouts.start)
-    with watch, Follower(observer, view, run.run_dir):
+    watch = StartWatch(planner, attempt, topology.workers, config.timeouts.start)
+    follower = Follower(observer, view, run.run_dir, attempt=attempt, workers=topology.workers, alive=living_workers)
+    with watch, follower:
         failure = _fit(trainer)
     if failure is not None:
         with suppress(OSError):  # a full disk may be why it failed
@@ -149,9 +188,30 @@ def _run_attempts(run: Prepared, observer: Any, console: Console) -> None:
         raise RaypackError(f"{reason or reason_of(failure)} (records and traceback: {run.run_dir})") from failure
 
 
-def _sum_up(observer: Any, reason: str, config: Config, console: Console) -> None:
-    summary = _wait(observer.finish.remote(reason), config.timeouts.actor, "the observer's summary")
-    console.print(summary_table(summary))
+def _sum_up(observer: Any, reason: str, config: Config) -> Summary:
+    return _wait(observer.finish.remote(reason), config.timeouts.actor, "the observer's summary")
+
+
+def _corpus_in_words(config: Config) -> str:
+    if config.data.corpus or default_corpus_path().exists():
+        return ""
+    return "the embedded one is built, from the standard library of this Python"
+
+
+def _ray_in_words(config: Config, dashboard: str) -> str:
+    address = address_of(config)
+    where = f"the cluster at {address}" if address else "started on this machine, without its dashboard"
+    return f"{ray.__version__}, {where}" + (f", dashboard http://{dashboard}" if dashboard else "")
+
+
+def _write_page(run_dir: Path) -> str:
+    """Where the page is, else why there is none: a run that is done has not failed by it."""
+    from raypack.observe.page import write_page  # with it comes matplotlib
+
+    try:
+        return short(write_page(run_dir))
+    except (OSError, RaypackError) as error:
+        return f"could not be written: {error}"
 
 
 def _trainer(settings: WorkerSettings) -> RunTrainer:

@@ -76,7 +76,8 @@ class Seat:
     """What surrounds one rank of an attempt.
 
     `plans` makes the source of plans of a topology; `send` takes a report and returns at once, and may keep it until
-    `flush`; `on_record` returns when a step of this attempt is on record, or cannot be waited for any longer.
+    `flush`; `on_record` returns when a step of this attempt is on record, or cannot be waited for any longer;
+    `save_failed` takes why a checkpoint could not be written, and returns at once.
     """
 
     topology: Topology
@@ -86,6 +87,7 @@ class Seat:
     send: Callable[[RankReport], None]
     flush: Callable[[], None]
     on_record: Callable[[int], None]
+    save_failed: Callable[[str], None] = lambda reason: None
 
 
 @dataclass
@@ -169,8 +171,10 @@ def _steps(run: Run, job: Job, seat: Seat) -> None:
 def _set_up(job: Job, seat: Seat) -> Run:
     config, topology, rank = job.config, seat.topology, dist.get_rank()
     limit = config.timeouts.collective
+    seat.progress.enter("groups")
     groups = Groups(topology, seat.device, limit)
     corpus, identity = _same_everywhere(groups, job)
+    seat.progress.enter("model")
     parameters = build_parameters(config.model, config.train, config.run.seed, groups, seat.device)
     trainer = Trainer(
         parameters=parameters,
@@ -192,7 +196,9 @@ def _set_up(job: Job, seat: Seat) -> Run:
         """What a checkpoint makes final must be on record: a later attempt does not do it again."""
         seat.on_record(step - 1)
 
-    checkpoints = Checkpoints(trainer, store, config.train.checkpoint_keep, before_publish=recorded, timeout=limit)
+    checkpoints = Checkpoints(
+        trainer, store, config.train.checkpoint_keep, recorded, on_failure=seat.save_failed, timeout=limit
+    )
     source = seat.plans(topology)
     return Run(config, Path(job.run_dir), topology, rank, corpus, trainer, source, store, checkpoints)
 
@@ -238,6 +244,7 @@ def _start(run: Run, job: Job) -> tuple[int, StreamState]:
         AttemptLog(run.run_dir).add("resumed", attempt, reason=goes_on)
     if not found[0]:
         return 0, training_stream(run.corpus, run.config.data).start
+    run.trainer.progress.enter("load")
     state = load(run.trainer, found[0])
     check_same(found[0], state, run.config, run.corpus.fingerprint)
     check_replicas(run.trainer, state.step)
@@ -263,6 +270,7 @@ def _held_out(run: Run) -> StepWork | None:
     """The work of one evaluation; None where there is nothing to evaluate."""
     if not run.config.train.eval_every:
         return None
+    run.trainer.progress.enter("held_out_plan")
     work, trouble = None, None
     try:
         plan = run.source.held_out()
@@ -278,6 +286,7 @@ def _held_out(run: Run) -> StepWork | None:
 def _reports(run: Run) -> Reports:
     device = run.trainer.device
     if device.type == "cpu":
+        run.trainer.progress.enter("peak")
         groups = run.trainer.groups
         peak = matmul_rate(groups.world if groups is not None else None, torch.float32)
         source = "matrix products measured at start, all ranks at once"

@@ -11,7 +11,7 @@ from pathlib import Path
 import ray
 import torch
 
-from raypack.config import Config, TopologySection
+from raypack.config import ClusterConfig, Config, ObserveSection, TopologySection, evenly
 from raypack.data.corpus import Corpus, check_vocabulary
 from raypack.data.splits import training_stream
 from raypack.data.stream import StreamCounts
@@ -21,9 +21,27 @@ from raypack.observe.observer import NODE_ADDRESS
 from raypack.parallel.topology import Topology
 from raypack.planning.planner import StepPlanner
 from raypack.training.checkpoint_state import RunState, check_same
+from raypack.training.cluster_check import unnamed_corpus
 from raypack.training.each_node import ask_each_node
+from raypack.training.machine import cores, memory_bytes
 
 EPSILON = 1e-9
+# Workers wait for each other most of the time, so a few may share a core; far more of them only take memory.
+WORKERS_PER_CORE, ALWAYS_ALLOWED = 4, 16
+# Resident, about: torch and Ray are most of it. What of the memory workers may take.
+WORKER_BYTES, USABLE = 0.4e9, 0.8
+
+
+def check_corpus_named(config: Config) -> None:
+    """Raises RaypackError where GPUs would train on the embedded corpus."""
+    if text := unnamed_corpus(config):
+        raise RaypackError(text)
+
+
+def planned_topology(config: Config, cluster: ClusterConfig, world: int) -> Topology:
+    """The nodes that `world` ranks are expected on, before any machine is seen."""
+    nodes = config.topology.nodes
+    return Topology(nodes) if nodes else Topology.regular(world, cluster.ranks_per_node)
 
 
 def check_plan(config: Config, corpus: Corpus) -> StreamCounts:
@@ -37,10 +55,8 @@ def check_plan(config: Config, corpus: Corpus) -> StreamCounts:
     check_vocabulary(corpus, config.model.vocabulary)
     counts = training_stream(corpus, config.data).counts
     planner = StepPlanner(config, corpus)
-    wanted = config.topology
-    for world in dict.fromkeys((wanted.workers, wanted.least)):
-        regular = Topology.regular(world, planner.cluster.ranks_per_node)
-        planner.check_longest(Topology(wanted.nodes) if wanted.nodes else regular)
+    for world in dict.fromkeys((config.topology.workers, config.topology.least)):
+        planner.check_longest(planned_topology(config, planner.cluster, world))
     return counts
 
 
@@ -59,15 +75,50 @@ def check_machine(config: Config) -> None:
     """What a Ray of the run's own would find out much later, on this machine.
 
     Raises:
-        RaypackError: fewer GPUs than the workers ask for, or a named port of /metrics that is in use.
+        RaypackError: fewer GPUs than the workers ask for, far too few cores or too little memory for so many workers,
+            or a port or address that /metrics cannot be served at.
     """
     topology, observe = config.topology, config.observe
     if topology.gpus_per_worker > 0:
         there = torch.cuda.device_count()
-        if topology.workers * topology.gpus_per_worker > there:
+        if topology.least * topology.gpus_per_worker > there:
             raise _too_small(topology, "GPU", there, "this machine")
-    if observe.port and observe.bind != NODE_ADDRESS:
+    _check_size(topology)
+    default = ObserveSection()
+    if observe.bind != NODE_ADDRESS and (observe.port, observe.bind) != (default.port, default.bind):
         Endpoint(Exporter("probe"), observe.bind, observe.port).close()
+
+
+def _check_size(topology: TopologySection) -> None:
+    """That a local Ray with all these workers leaves the machine usable."""
+    there, each = cores(), topology.cpus_per_worker
+    allowed = max(ALWAYS_ALLOWED, WORKERS_PER_CORE * there)
+    if topology.workers * each > allowed:
+        raise _too_many(
+            topology,
+            f"of {each:g} CPU each on this machine's {there} cores",
+            f"{WORKERS_PER_CORE} a core, and {ALWAYS_ALLOWED} in any case, can share them",
+            math.floor(allowed / each),
+        )
+    memory = USABLE * memory_bytes()
+    if topology.workers * WORKER_BYTES > memory:
+        raise _too_many(
+            topology,
+            f"take about {topology.workers * WORKER_BYTES / 1e9:.0f} GB, {WORKER_BYTES / 1e9:g} each",
+            f"this machine has {memory / 1e9:.0f} GB to spare for them",
+            math.floor(memory / WORKER_BYTES),
+        )
+
+
+def _too_many(topology: TopologySection, ask: str, limit: str, fitting: int) -> RaypackError:
+    lower = f"--topology.workers {fitting}"
+    if topology.nodes and fitting:
+        lower += f' --topology.nodes "{evenly(fitting, len(topology.nodes))}"'
+    return RaypackError(
+        f"topology.workers = {topology.workers} {ask}: {limit}; give "
+        f"{f'{lower} or less' if fitting else 'a lower topology.cpus_per_worker'}, or name a Ray cluster "
+        "(run.ray_address)"
+    )
 
 
 def check_resources(topology: TopologySection) -> None:
@@ -90,9 +141,13 @@ def check_resources(topology: TopologySection) -> None:
 
 def _too_small(topology: TopologySection, name: str, there: float, where: str) -> RaypackError:
     each = topology.cpus_per_worker if name == "CPU" else topology.gpus_per_worker
+    change = f"lower {_least(topology).split()[0]} or topology.{name.lower()}s_per_worker, or give more machines"
+    if name == "GPU" and not there:
+        change = (
+            "set topology.gpus_per_worker = 0 for workers on CPUs, or take a Ray cluster with GPUs (docs/cluster.md)"
+        )
     return RaypackError(
-        f"{_least(topology)} need {topology.least * each:g} {name} ({each:g} each), {where} has {there:g}: lower "
-        f"{_least(topology).split()[0]} or topology.{name.lower()}s_per_worker, or give more machines"
+        f"{_least(topology)} need {topology.least * each:g} {name} ({each:g} each), {where} has {there:g}: {change}"
     )
 
 

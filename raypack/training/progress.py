@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from raypack.observe.pulse import FIRST_PLAN, Pulse
+
 # Phases that are nothing but waiting for the other ranks.
 WAITS = ("agree", "gradient_reduce")
 # How long the controller waits for the ranks to say where they are.
@@ -37,7 +39,8 @@ class Whereabouts(NamedTuple):
 @dataclass
 class Progress:
     """Of one rank. `attempt` = which worker group of the run it belongs to; `asked` = why to leave, "" = go on;
-    `inside` tells which exchange the rank waits in."""
+    `inside` tells which exchange the rank waits in; `start` = the phases that are over, with their seconds, until
+    the first step's plan is there: from then on the rank is `stepping`."""
 
     attempt: int = 0
     asked: str = ""
@@ -46,15 +49,26 @@ class Progress:
     over: bool = False
     inside: Callable[[], str] = str
     since: float = field(default_factory=time.monotonic)
+    step_since: float = 0.0
+    start: list[tuple[str, float]] = field(default_factory=list)
+    stepping: bool = False
 
     def enter(self, phase: str, step: int | None = None) -> None:
         """The rank begins `phase`; of `step`, where that is new."""
+        now = time.monotonic()
+        if not self.stepping:
+            self.start.append((self.phase, now - self.since))
+            self.stepping = self.phase == FIRST_PLAN
         if step is not None:
-            self.step = step
-        self.phase, self.since = phase, time.monotonic()
+            self.step, self.step_since = step, now
+        self.phase, self.since = phase, now
 
     def whereabouts(self) -> Whereabouts:
         return Whereabouts(self.step, self.phase, time.monotonic() - self.since, self.inside(), self.over)
+
+    def pulse(self) -> Pulse:
+        seconds = time.monotonic() - (self.step_since if self.stepping else self.since)
+        return Pulse(self.attempt, self.step, seconds, self.phase, self.inside(), tuple(self.start), self.over)
 
 
 _here = Progress()

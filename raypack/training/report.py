@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,8 @@ class Reports:
         assert planned is not None
         assert work is not None
         ledger = self.trainer.wire.ledger.take()
-        phases = dict(result.phases, plan_wait=fed.wait_seconds, prepare=fed.prepare_seconds)
+        phases = dict(result.phases, plan_wait=fed.wait_seconds)
+        evaluate, checkpoint = phases.pop("evaluate", None), phases.pop("checkpoint", None)
         waiting = sum(ledger.seconds.values()) + sum(result.phases.get(p, 0.0) for p in ("agree", "gradient_reduce"))
         return RankReport(
             rank=self.rank,
@@ -57,11 +59,16 @@ class Reports:
             # A GPU's exchanges run beside the host: its clock sees only their launch.
             exchange_seconds=dict(ledger.seconds) if self.trainer.device.type == "cpu" else {},
             memory_bytes=_memory(self.trainer.device),
+            prepare_seconds=fed.prepare_seconds,
+            evaluate_seconds=evaluate,
+            checkpoint_seconds=checkpoint,
+            host=socket.gethostname(),
             facts=self._facts(planned, work.plan, result, heldout_loss) if self.rank == 0 else None,
         )
 
     def _facts(self, planned: PlannedStep, plan: Plan, result: StepResult, heldout_loss: float | None) -> StepFacts:
         assert plan.before is not None
+        model = self.trainer.parameters.model.config
         return StepFacts(
             epoch=plan.before.epoch,
             first_sample=plan.before.next_sample,
@@ -88,6 +95,7 @@ class Reports:
             learning_rate=result.lr,
             heldout_loss=heldout_loss,
             expert_load=result.expert_load or None,
+            expert_load_max=model.experts / model.experts_active if result.expert_load else None,
             applied=result.applied,
         )
 

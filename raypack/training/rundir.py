@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -30,7 +31,10 @@ JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 def absolute(path: str) -> Path:
     """Relative to the current directory; in a Ray job to RAYPACK_HOME, for there the current one may be a throw-away
     copy."""
-    given = Path(path).expanduser()
+    try:
+        given = Path(path).expanduser()
+    except RuntimeError:
+        raise RaypackError(f"{path}: there is no such user; give the directory itself") from None
     base = raypack_home() if JOB_MARK in os.environ else Path.cwd()
     return given if given.is_absolute() else (base / given).absolute()
 
@@ -39,12 +43,12 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
     """The run's directory, and the path or URL of the checkpoint to go on from (None = the start). Writes nothing.
 
     Raises:
-        RaypackError: a name that is no directory name, a directory that holds another run, nothing to resume from, or
+        RaypackError: no name, a directory that holds another run, nothing to resume from, or
             a storage that does not answer.
     """
     name, resume = config.run.name, config.run.resume
-    if not name or "/" in name or name.startswith("."):
-        raise RaypackError(f"run.name = {name!r}: must be a plain directory name that does not start with a dot")
+    if not name:
+        raise RaypackError("run.name is empty: give the run directory's name")
     run_dir = absolute(config.run.root) / name
     if resume == "never":
         if _has_records(run_dir):
@@ -87,6 +91,22 @@ def resume_notes(config: Config) -> list[str]:
     return newest(Store.of(config, absolute(config.run.root) / config.run.name))[1]
 
 
+def check_writable(run_dir: Path, setting: str = "run.root") -> None:
+    """That a run could begin in `run_dir`, which may not be there yet and is below `setting`; writes nothing.
+
+    Raises:
+        RaypackError: it cannot be made or written, its disk is nearly full, or another driver holds it.
+    """
+    if (run_dir / LOCK_FILE).exists():
+        with held(run_dir):
+            pass
+    there = next(path for path in (run_dir, *run_dir.parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        code = errno.EACCES if there.is_dir() else errno.ENOTDIR
+        raise _unwritable(run_dir, OSError(code, os.strerror(code)), setting)
+    _check_free(there)
+
+
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
     """Make the directory, and keep every other driver out of it meanwhile.
@@ -126,11 +146,18 @@ def write_config(run_dir: Path, config: Config, corpus: Path) -> None:
     data["run"].update(root=str(run_dir.parent), resume="never")
     try:
         replace_file(run_dir / CONFIG_FILE, tomli_w.dumps(data))
-        free = shutil.disk_usage(run_dir).free
     except OSError as error:
         raise _unwritable(run_dir, error) from None
+    _check_free(run_dir)
+
+
+def _check_free(folder: Path) -> None:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise _unwritable(folder, error) from None
     if free < FREE_BYTES:
-        raise RaypackError(f"{free / 1e6:.0f} MB are free at {run_dir}, a run needs 100: choose another run.root")
+        raise RaypackError(f"{free / 1e6:.0f} MB are free at {folder}, a run needs 100: choose another run.root")
 
 
 def keep_plan(run_dir: Path, plan: Plan) -> None:
@@ -147,5 +174,5 @@ def keep_plan(run_dir: Path, plan: Plan) -> None:
         raise _unwritable(run_dir, error) from None
 
 
-def _unwritable(run_dir: Path, error: OSError) -> RaypackError:
-    return RaypackError(f"cannot write to {run_dir}: {error.strerror or error}; choose another run.root")
+def _unwritable(run_dir: Path, error: OSError, setting: str = "run.root") -> RaypackError:
+    return RaypackError(f"cannot write to {run_dir}: {error.strerror or error}; choose another {setting}")

@@ -11,10 +11,24 @@ from types import TracebackType
 from typing import Any
 
 import ray
+from ray._private import state
 
 from raypack.errors import RaypackError
 
 ASK_SECONDS = 1.0
+WORKER_CLASS = "RayTrainWorker"
+
+
+def living_workers() -> int:
+    """Train workers of this run whose process is up.
+
+    Raises:
+        ray.exceptions.RaySystemError: the head does not answer.
+    """
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    # Asked of the head itself: Ray's public way (`ray.util.state`) needs the dashboard.
+    actors = state.actors(job_id=job, actor_state_name="ALIVE")
+    return sum(actor["ActorClassName"] == WORKER_CLASS for actor in actors.values())
 
 
 class StartWatch:

@@ -46,7 +46,8 @@ class Trainer:
 class StepResult:
     """`loss` is the mean over the step's labels; the same on every rank, as are `grad_norm` and `applied`.
 
-    `applied` is False for a skipped step: no label at all, or a loss or gradient that is not finite.
+    `applied` is False for a skipped step: no label at all, or a loss or gradient that is not finite. `phases` =
+    seconds; those inside exchanges are under `exchange` and in no other.
     """
 
     loss: float
@@ -180,8 +181,11 @@ def _load(trainer: Trainer, counts: torch.Tensor) -> float:
 
 @contextmanager
 def _phase(trainer: Trainer, phases: dict[str, float], name: str) -> Iterator[None]:
-    started = time.perf_counter()
+    inside = trainer.wire.ledger.seconds
+    started, before = time.perf_counter(), sum(inside.values())
     trainer.progress.enter(name)
     with record_function(name):
         yield
-    phases[name] = phases.get(name, 0.0) + time.perf_counter() - started
+    exchanged = sum(inside.values()) - before
+    phases[name] = phases.get(name, 0.0) + time.perf_counter() - started - exchanged
+    phases["exchange"] = phases.get("exchange", 0.0) + exchanged

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from raypack.config import Config
+from raypack.observe.pulse import Pulses
 from raypack.observe.reporter import SEND_SECONDS, Reporter
 from raypack.parallel.places import topology_of
 from raypack.parallel.topology import Topology
@@ -42,8 +45,12 @@ def train_worker(arguments: dict[str, Any]) -> None:
     settings: WorkerSettings = arguments["settings"]
     config = settings.job.config
     reporter = Reporter(settings.observer, interval=SEND_SECONDS)
+    here().enter("places")
+    # For people rank 0 is enough: where it waits for the others it says so.
+    pulses = Pulses(settings.observer, here().pulse) if dist.get_rank() == 0 else nullcontext()
     try:
-        train(settings.job, _seat(settings, reporter))
+        with pulses:
+            train(settings.job, _seat(settings, reporter))
     except Exception as error:
         if is_echo(error):
             time.sleep(ECHO_SECONDS)
@@ -63,6 +70,7 @@ def _seat(settings: WorkerSettings, reporter: Reporter) -> Seat:
         send=reporter.send,
         flush=reporter.flush,
         on_record=OnRecord(settings.observer, progress.attempt, min(REPORT_SECONDS, config.timeouts.actor)),
+        save_failed=partial(settings.observer.checkpoint_failed.remote, progress.attempt),
     )
 
 
