@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.rest, needs_prometheus]
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {
     "run.steps": 60,
-    "model.layers": 2, "model.pattern": "FS", "model.width": 16, "model.window": 32, "model.heads": 4,
+    # Linear layers: wide children gather states, a collective that is timed.
+    "model.layers": 3, "model.pattern": "FSL", "model.width": 16, "model.window": 32, "model.heads": 4,
     "model.kv_heads": 2, "model.head_dim": 8, "model.expert_width": 16, "model.shared_expert_width": 16,
     # A sample of 512 fits no single rank, shorter ones do: parents of 2 and of 1.
     "data.max_sample_tokens": 512, "data.tokens_per_step": 1024, "data.holdout_tokens": 512,
@@ -72,7 +73,7 @@ def test_the_run_was_worth_looking_at(scraped: Scraped) -> None:
     assert len(records) == 60
     assert {width for r in records for width in r.parent_widths} == {1, 2}
     assert any(r.exchange_rates for r in records)
-    assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "head"}
+    assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "linear", "head"}
     assert {"plan_wait", "agree", "forward", "backward", "exchange", "waiting"} < {
         p for r in records for p in r.phase_seconds
     }

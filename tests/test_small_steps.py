@@ -135,16 +135,24 @@ def test_trouble_of_one_rank_is_the_error_of_all():
     assert texts == ["rank 2 cannot go on: the disk is gone"] * 4
 
 
-def held_out_on_rank(rank: int, world: int, case: Case, plan: Plan) -> float:
+def held_out_on_rank(rank: int, world: int, case: Case, plan: Plan, before: bool) -> list[float]:
+    """The plan's loss, a step on the plan, its loss again; the first only where `before`."""
     trainer = make_trainer(case, plan.topology)
-    return evaluate_loss(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
+    work = prepare(plan, plan.topology, rank, case.model, loader(case))
+    first = [evaluate_loss(trainer, work)] if before else []
+    train_step(trainer, work)
+    return [*first, evaluate_loss(trainer, work)]
 
 
 @pytest.mark.parametrize("shard", ["none", "world"])
-def test_the_held_out_loss_is_the_mean_over_the_labels_of_all_ranks_and_rounds(shard):
-    case = Case(tiny_model(), FP64.model_copy(update={"shard": shard}))
+def test_the_held_out_loss_is_that_of_the_weights_at_that_time_over_all_labels(shard):
+    case = Case(tiny_model(), FP64.model_copy(update={"shard": shard, "lr": 1e-2, "warmup_steps": 0}))
     right = float(Plain(case).loss(HEADS).detach())
-    assert threads.run(4, held_out_on_rank, case, HEADS) == pytest.approx([right] * 4, rel=1e-10)
+    found = threads.run(4, held_out_on_rank, case, HEADS, True)
+    after = threads.run(4, held_out_on_rank, case, HEADS, False)
+    assert [first for first, _ in found] == pytest.approx([right] * 4, rel=1e-10)
+    assert [[second] for _, second in found] == after
+    assert after[0][0] < right - 0.01
 
 
 def leaving_on_rank(rank: int, world: int, case: Case, plan: Plan) -> str:

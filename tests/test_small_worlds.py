@@ -40,11 +40,19 @@ def place(
 
 
 # Documents longer than every window and over the borders of ranks and nodes, children inside parents and inside each
-# other, documents that never travel, one of a single token; two rounds, the second of which is replayed.
+# other, two parents of one child, documents that never travel, one of a single token; two rounds, the second of which
+# is replayed.
 HEADS = Plan(
     (2, 2),
     (
-        Round((place(0, 30, (0, 4), (0, 2)), place(1, 11, (0, 4), (3, 1)), place(2, 9, (1, 1), (1, 1)))),
+        Round(
+            (
+                place(0, 30, (0, 4), (0, 2)),
+                place(1, 11, (0, 4), (3, 1)),
+                place(2, 9, (1, 1), (1, 1)),
+                place(5, 8, (0, 2), (0, 2)),
+            )
+        ),
         Round((place(3, 17, (2, 2), (2, 2)), place(4, 1, (0, 4), (0, 4))), "full"),
     ),
 )

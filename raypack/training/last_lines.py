@@ -18,7 +18,7 @@ from raypack.training.rundir import CONFIG_FILE, JOB_MARK
 from raypack.training.storage import Store, is_url
 
 FINISHED = "finished"
-NAME = 12
+NAME = 13
 
 
 class Line(NamedTuple):

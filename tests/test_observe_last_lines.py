@@ -13,7 +13,7 @@ from raypack.observe.summary import Summary, summarise
 from raypack.planning.plan import StreamState
 from raypack.runfile import load_run
 from raypack.training.checkpoint_state import RunState
-from raypack.training.last_lines import last_lines, typed_before
+from raypack.training.last_lines import NAME, last_lines, typed_before
 from raypack.training.rundir import JOB_MARK, resolve_run, write_config
 from raypack.training.storage import STATE_FILE, folder_name
 from tests.observe_cases import record
@@ -47,7 +47,7 @@ def checkpoint(run_dir: Path, step: int) -> Path:
 def said(run_dir: Path, summary: Summary | None, page: str = "") -> dict[str, str]:
     """The named lines; "" = what comes before them."""
     lines = [line.text for line in last_lines(config(), run_dir, summary, page, TYPED)]
-    return {"": lines[0], **{line[:12].strip(): line[12:] for line in lines}}
+    return {"": lines[0], **{line[:NAME].strip(): line[NAME:] for line in lines}}
 
 
 def summary(reason: str, **changes: object) -> Summary:
