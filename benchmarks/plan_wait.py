@@ -1,4 +1,4 @@
-"""How long workers stand still for their plans in a steady state: the default job, 8 workers through Ray.
+"""How long workers stand still for their plans in a steady state: the default job through Ray.
 
 Each step counts with its slowest rank. The planner actor shares the machine's cores with the workers here, at the
 lowest priority. Apart from it: the agreement before each step (comparing digests, and waiting for the latest rank; mean

@@ -92,7 +92,7 @@ def test_pages_that_are_cited_exist() -> None:
 
 def test_no_text_cites_a_document_that_is_not_here() -> None:
     """A paper's section is cited with its year, a page of docs by its path."""
-    foreign = re.compile(r"\bdesign,? sections?\b|\bdesign (page|doc)|\bdesign\.md\b|\bby the design\b|\(sections? \d", re.I)
+    foreign = re.compile(r"\bdesign,? (section|page|doc)|\bdesign\.md\b|\bby the design\b|\(sections? \d", re.I)
     own = Path(__file__)
     assert [str(f) for f in files() if f != own and foreign.search(" ".join(f.read_text("utf-8").split()))] == []
 
@@ -103,8 +103,7 @@ def commands(page: Path) -> Iterator[list[str]]:
     shown = [line.strip() for line in text.splitlines() if line.startswith("    ")] + spans(page)
     for line in shown:
         if re.match(r"(raypack|python|make|ray job|torchrun) ", line):
-            line = line.split("  #")[0].replace("...", "")
-            yield shlex.split(re.sub(r"[|<>].*", "", line) if line.count("'") % 2 else line, comments=True)
+            yield shlex.split(line.replace("...", ""), comments=True)
 
 
 def unknown_flags(words: list[str]) -> list[str]:
@@ -200,5 +199,6 @@ def test_the_map_of_tests_names_every_file() -> None:
 
 
 def test_the_first_page_leads_to_every_other() -> None:
-    links = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    entries = ("README.md", "CONTRIBUTING.md")
+    links = {link for name in entries for link in re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text("utf-8"))}
     assert [str(p.relative_to(ROOT)) for p in PAGES if str(p.relative_to(ROOT)) not in links | {"README.md"}] == []

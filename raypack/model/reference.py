@@ -195,9 +195,9 @@ def reference_loss(
 
     Args:
         config: of the model.
-        state: `HybridModel(config).state_dict()`, or leaves that require gradients under the same names: `embed.weight`;
-            `layers.{i}.` with `attention_norm.weight`, `attention.qkv.weight` (rows: Q heads, K heads, V heads),
-            `attention.out.weight`, `attention.q_norm` and `attention.k_norm` where `qk_norm`, in L layers
+        state: `HybridModel(config).state_dict()`, or leaves that require gradients under the same names:
+            `embed.weight`; `layers.{i}.` with `attention_norm.weight`, `attention.qkv.weight` (rows: Q heads, K heads,
+            V heads), `attention.out.weight`, `attention.q_norm` and `attention.k_norm` where `qk_norm`, in L layers
             `attention.conv`, `attention.out_norm`, `attention.gate_in.weight`, `attention.gate_out.weight` and
             `attention.gate_out.bias` where the model has them, `ffn_norm.weight`, `ffn.` of `SwiGLU` or `MoE`;
             `norm.weight`; `head.weight` unless tied.
