@@ -138,6 +138,14 @@ MUTANTS = (
         breaks="gradients of gathered keys: those of the last rank alone",
         test=f"{WORLDS}[gathered]",
     ),
+    Mutant(
+        name="f-exchange-for-s-layers",
+        file="raypack/model/frame.py",
+        old=' and run.attention == "ulysses"',
+        new="",
+        breaks="S layers run through F's hsap, without their window",
+        test=f"{WORLDS}[hsap-sharers]",
+    ),
     # -- kernels
     Mutant(
         name="window-too-long",

@@ -33,6 +33,7 @@ COPIED = ("raypack", "tests", "pyproject.toml")
 LIMIT = 120.0
 """Seconds for one mutant's test, or three times what all tests took without a mutant: machines differ."""
 BASELINE_LIMIT = 900.0
+LOG_WIDTH = 190
 TAIL_LINES = 40
 FAILED = 1
 """pytest's exit code where a test failed; others mean that it could not be run at all."""
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT, mutants: Seq
     parser.add_argument("--only", metavar="NAME", action="append", default=[], help="this mutant (may be given again)")
     parser.add_argument("--list", action="store_true", help="name the mutants and what they break; run nothing")
     wanted = parser.parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     if unknown := sorted(set(wanted.only) - {m.name for m in mutants}):
         parser.error(f"--only {unknown[0]}: no such mutant; --list has their names")
     chosen = [m for m in mutants if not wanted.only or m.name in wanted.only]
@@ -100,8 +101,9 @@ def _run(mutants: Sequence[Mutant], copy: Path, console: Console) -> int:
         console.print("A named test fails without any mutant: mend that first.")
         return 1
     limit = max(LIMIT, 3 * (time.monotonic() - started))
-    fixed = {"no_wrap": True, "overflow": "ignore"}
-    table = Table(Column("mutant", **fixed), "file", Column("test", overflow="fold"), Column(**fixed), "seconds")
+    table = Table("mutant", "file", Column("test", ratio=1), "", Column("seconds", justify="right"), expand=True)
+    for column in table.columns:
+        column.no_wrap = True
     outcomes, trouble = [], []
     with console.status("") as status:
         for number, m in enumerate(mutants, 1):
@@ -110,12 +112,10 @@ def _run(mutants: Sequence[Mutant], copy: Path, console: Console) -> int:
             with edited(copy, m):
                 code, said = pytest_in(copy, [m.test], limit)
             outcomes.append(_outcome(code))
-            if outcomes[-1] == "BROKEN":
-                trouble.append(f"{m.name}: pytest exit code {code}\n{_tail(said)}")
-            name = m.test.removeprefix("tests/").replace("::", " ")
-            table.add_row(
-                m.name, m.file.removeprefix("raypack/"), escape(name), outcomes[-1], f"{time.monotonic() - began:.1f}"
-            )
+            if outcomes[-1] != "caught":
+                trouble.append(f"{m.name} {outcomes[-1]}: {m.breaks}\n{m.test}\n{_tail(said) if code else ''}")
+            file, test = m.file.removeprefix("raypack/"), m.test.removeprefix("tests/").replace("::", " ")
+            table.add_row(m.name, file, escape(test), outcomes[-1], f"{time.monotonic() - began:.1f}")
     console.print(table)
     for each in trouble:
         console.print(each, markup=False, highlight=False)

@@ -28,7 +28,6 @@ def test_every_named_test_exists() -> None:
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
-    assert f"{len(names)} tests collected" in done.stdout
 
 
 CODE = "def half(x):\n    return x / 2\n\n\ndef less(a, b):\n    return a < b\n"
@@ -50,7 +49,8 @@ def test_stuck():
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for name, text in {"raypack/__init__.py": "", "raypack/code.py": CODE, "tests/test_code.py": TESTS}.items():
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
@@ -72,9 +72,10 @@ def test_a_mutant_that_no_test_sees_lives_and_is_an_error(checkout: Path, capsys
     assert main([], checkout, [HALF, LESS]) == 1
     said = capsys.readouterr().out
     assert "1 of 2 caught" in said
-    rows = [line for line in said.splitlines() if "raypack/code.py" in line]
-    assert ["caught" in row for row in rows] == [True, False]
-    assert ["LIVES" in row for row in rows] == [False, True]
+    rows = [line for line in said.splitlines() if "code.py" in line]
+    assert ["caught" in row for row in rows] == [True, False, False]
+    assert "LIVES" in rows[1]
+    assert rows[2] == LESS.test  # by its whole name
     assert (checkout / "raypack/code.py").read_text() == CODE
 
 
@@ -96,7 +97,7 @@ def test_a_test_that_cannot_even_run_catches_nothing(checkout: Path, capsys: pyt
 
 def test_a_test_that_never_ends_is_killed(checkout: Path) -> None:
     with edited(checkout, STUCK):
-        assert pytest_in(checkout, [STUCK.test], 3.0) == (None, "")
+        assert pytest_in(checkout, [STUCK.test], 2.0) == (None, "")
     assert (checkout / "raypack/code.py").read_text() == CODE
     assert working_in(checkout) == []
 

@@ -104,9 +104,10 @@ def test_a_bf16_model_trains_fp32_masters_and_computes_with_them(shard):
     before = Plain(Case(model, TrainSection(dtype="float32"))).parameters
     for _, weights in threads.run(4, trained_on_rank, small, [HEADS]):
         for name, weight in before.items():
-            # Adam's first step is of size lr. bf16 is a hundred times as coarse here, and would stay where it is.
+            # Adam's first step is of size lr, but for gradients as small as its eps. bf16 is a hundred times as coarse
+            # here, and would stay where it is.
             moved = np.abs(weights[name] - full(weight))
-            assert np.median(moved) == pytest.approx(1e-6, rel=0.1), name
+            assert np.median(moved) == pytest.approx(1e-6, rel=0.3), name
     for results, _ in threads.run(4, trained_on_rank, large, [HEADS, HEADS.at(1, None, None)]):
         assert results[1].loss < results[0].loss - 0.01
 

@@ -41,7 +41,7 @@ def place(
 
 # Documents longer than every window and over the borders of ranks and nodes, children inside parents and inside each
 # other, two parents of one child, documents that never travel, one of a single token; two rounds, the second of which
-# is replayed.
+# is replayed. In that of SPREAD no child differs from its parent: S layers must not take over F's exchange.
 HEADS = Plan(
     (2, 2),
     (
@@ -62,7 +62,7 @@ SPREAD = Plan(
         Round(
             (place(0, 40, (0, 4), (0, 2), "hsap"), place(1, 21, (0, 4), (2, 2), "hsap"), place(2, 9, (0, 4), (3, 1)))
         ),
-        Round((place(3, 33, (0, 4), (0, 1), "hsap"), place(4, 7, (1, 1), (1, 1))), "full"),
+        Round((place(3, 33, (0, 4), (0, 4), "hsap"), place(4, 7, (1, 1), (1, 1))), "full"),
     ),
 )
 # Blocks of four, three and two ranks around one rank; borders just behind the first token of a document, inside
