@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,9 +68,11 @@ def loader(case: Case):
     return load
 
 
-def make_trainer(case: Case, topology: Topology, steps: int = 20, poison: bool = True) -> Trainer:
+def make_trainer(
+    case: Case, topology: Topology, steps: int = 20, poison: bool = True, groups: Groups | None = None
+) -> Trainer:
     device = torch.device(case.device)
-    groups = Groups(topology, device, timeout=60.0)
+    groups = groups or Groups(topology, device, timeout=60.0)
     ledger = Ledger(topology, dist.get_rank())
     parameters = build_parameters(case.model, case.train, case.seed, groups, device)
     optimizer = build_optimizer(parameters.masters, case.train)
@@ -81,9 +84,11 @@ def full(tensor: torch.Tensor) -> np.ndarray:
     return whole.detach().double().cpu().numpy().copy()
 
 
-def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray], dict]:
+def gradients_on_rank(
+    rank: int, world: int, case: Case, plan: Plan, groups: Groups | None = None
+) -> tuple[float, dict[str, np.ndarray], dict]:
     """Loss of the step, gradient of every parameter, ledger."""
-    trainer = make_trainer(case, plan.topology)
+    trainer = make_trainer(case, plan.topology, groups=groups)
     work = prepare(plan, plan.topology, rank, case.model, loader(case))
     seen: dict[str, np.ndarray] = {}
 
@@ -97,6 +102,32 @@ def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[fl
     ledger = {"exchanged": dict(trainer.wire.ledger.exchanged), "collected": dict(trainer.wire.ledger.collected)}
     assert isinstance(trainer.parameters, Sharded) == (case.train.shard == "world")
     return result.loss, seen, ledger
+
+
+def compared_on_rank(rank: int, world: int, cases: list[tuple[Case, Plan]]) -> list[tuple[float, bytes, float | None]]:
+    """Every case (of one topology) on this rank: the loss, a digest of the gradients, and how far they are off.
+
+    The ranks share the work of the oracle: each compares every `world`-th case. All gradients are equal where the
+    digests are.
+    """
+    groups = Groups(cases[0][1].topology, torch.device("cpu"), timeout=60.0)
+    found = []
+    for number, (case, plan) in enumerate(cases):
+        try:
+            loss, grads, _ = gradients_on_rank(rank, world, case, plan, groups)
+        except Exception as error:
+            raise AssertionError(f"case {number} of {len(cases)}: {case}, {plan}") from error
+        digest = hashlib.sha256(b"".join(grads[name].tobytes() for name in sorted(grads)))
+        found.append((loss, digest.digest(), error_of(case, plan, loss, grads) if number % world == rank else None))
+    return found
+
+
+def error_of(case: Case, plan: Plan, loss: float, grads: dict[str, np.ndarray]) -> float:
+    """The largest relative error of the loss and of any gradient (of its largest entry, at least 1e-3)."""
+    right, expected = oracle(case, plan)
+    assert grads.keys() == expected.keys()
+    off = [np.abs(grads[n] - e).max() / max(1e-3, np.abs(e).max()) for n, e in expected.items()]
+    return float(max(abs(loss / right - 1), *off))
 
 
 def losses_on_rank(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from raypack.config import TrainSection
 from raypack.parallel.topology import Block, Topology
 from raypack.planning.plan import Placement, Plan, Round
-from tests.ranks import Case, gradients_on_rank, oracle, tiny_model
+from tests.planned import planned
+from tests.ranks import Case, compared_on_rank, gradients_on_rank, oracle, tiny_model
 from tests.strategies import NODES, plans
 
 pytestmark = pytest.mark.pool
@@ -65,6 +66,37 @@ def test_any_plan_in_any_world_gives_the_loss_and_gradients_of_one_rank(pool, da
     if plan.labels == 0:
         return
     check(pool, Case(data.draw(MODELS), data.draw(TRAIN)), plan)
+
+
+def check_all(pool, cases: list[tuple[Case, Plan]], tolerance: float = 1e-10) -> None:
+    """As `check`, for plans of one topology in one call of the pool."""
+    results = pool.run(cases[0][1].topology.world, compared_on_rank, cases, timeout=240.0)
+    for case, of_ranks in zip(cases, zip(*results, strict=True), strict=True):
+        losses, digests, errors = zip(*of_ranks, strict=True)
+        assert [error <= tolerance for error in errors if error is not None] == [True], (errors, case)
+        assert len(set(losses)) == len(set(digests)) == 1, case
+
+
+ALL, SOME = slice(None), slice(None, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "which"),
+    [
+        *(((1,), ALL), ((1, 1), ALL), ((2, 1), ALL), ((2, 2), ALL)),
+        *(((1, 1, 1, 2), SOME), ((3, 3), SOME), ((4, 3), SOME), ((4, 4), SOME), ((5, 4), SOME), ((3, 3, 3), SOME)),
+    ],
+)
+def test_plans_of_the_planner_give_the_loss_and_gradients_of_one_rank(pool, nodes, which):
+    """Every policy with every attention; documents longer than the window."""
+    check_all(pool, planned(nodes, seed=0)[which])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [(1, 1), (2, 2), (1, 1, 1), (3, 1), (3, 3), (2, 2, 2, 2), (9,), (5, 4), (1,) * 9])
+def test_many_plans_of_the_planner_give_the_loss_and_gradients_of_one_rank(pool, nodes):
+    for seed in range(1, 5):
+        check_all(pool, planned(nodes, seed))
 
 
 def place(sample, length, parent, child):
@@ -120,6 +152,15 @@ def test_linear_layers_and_gathered_keys_with_nested_blocks_and_recompute(pool, 
         pattern="LLLF", layers=4, linear_decay=decay, linear_conv=4, linear_feature="silu", linear_chunk=4
     )
     check(pool, Case(model, TrainSection(dtype="float64", shard=shard, chunk_tokens=7)), plan)
+
+
+def test_windows_hold_whatever_full_layers_exchange(pool):
+    """Equal parents and children: S layers may share the exchange of F layers with heads, never that of hsap."""
+    model, both = tiny_model(window=3, experts=0), Block(0, 2)
+    for attention in ("ulysses", "kv_gather", "hsap"):
+        plan = Plan(nodes=(1, 1), rounds=(Round((Placement(0, 17, both, both, 16, attention),)),))
+        for loss, _, _ in pool.run(2, gradients_on_rank, Case(model), plan):
+            assert loss == pytest.approx(3.1250324015795, rel=1e-12), attention
 
 
 def test_more_ranks_than_heads_and_empty_ranks(pool):
