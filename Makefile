@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.raypack-installed
 ARGS ?=
 
-# Cheapest kind first; a rank pool or Ray starts only after the pure tests have been seen.
+# Cheapest kind first; ranks or Ray start only after the pure tests have been seen.
 STAGES := "not pool and not ray" "pool and not ray" "ray"
 
-.PHONY: help setup train test test-all chaos lint format bench dashboards docs clean
+.PHONY: help setup train test test-rest test-all mutants chaos lint format bench dashboards docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,17 +23,20 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-train: $(STAMP) ## train the default 1F3S model on 8 local workers (ARGS="--section.key value")
+train: $(STAMP) ## train the default 1F3S model on 4 local workers (ARGS="--section.key value")
 	$(BIN)/python jobs/train_1f3s.py $(ARGS)
 
 # One thread a process: the ranks of a pool share the cores. Ray's token authentication is for clusters, not tests.
-test test-all: export OMP_NUM_THREADS ?= 1
-test test-all: export RAY_AUTH_MODE ?= disabled
+test test-rest test-all: export OMP_NUM_THREADS ?= 1
+test test-rest test-all: export RAY_AUTH_MODE ?= disabled
 
-test: $(STAMP) ## quick tests: pure, then rank pools, then Ray (ARGS goes to pytest)
-	@$(call run_stages,not slow)
+test: $(STAMP) ## within 10 minutes: pure, then several ranks, then Ray (ARGS goes to pytest)
+	@$(call run_stages,not rest and not slow)
 
-test-all: $(STAMP) ## the slow ones too
+test-rest: $(STAMP) ## what else a change must pass: nodes that die, ends of jobs, clusters, chaos, bytes of the kernel
+	@$(call run_stages,rest and not slow)
+
+test-all: $(STAMP) ## both, and the slow ones
 	@$(call run_stages,slow or not slow)
 
 # pytest's exit code 5 means that a stage has no test.
@@ -52,6 +55,9 @@ lint: $(STAMP) ## ruff (lint and format) and mypy on the pure core
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+mutants: $(STAMP) ## make small wrong edits in a copy: which one does its test not catch (ARGS="--list --only NAME")
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 chaos: export OMP_NUM_THREADS ?= 1
 

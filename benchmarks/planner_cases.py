@@ -26,7 +26,7 @@ ATTAINABLE = 400e12
 
 
 def length_folder() -> Path:
-    """Real length lists: `RAYPACK_LENGTHS`, or the `lengths` folder beside the design page."""
+    """Real length lists: `RAYPACK_LENGTHS`, or `shared/lengths` beside the checkout."""
     return Path(os.environ.get("RAYPACK_LENGTHS") or Path(__file__).parents[2] / "shared" / "lengths")
 
 

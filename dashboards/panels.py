@@ -149,8 +149,9 @@ ANNOTATIONS = (
     Annotation(
         "Checkpoints",
         "blue",
-        # Before the first checkpoint of an attempt the one has the value of the other.
-        f"({value('raypack_checkpoint_timestamp_seconds')} != {value('raypack_attempt_timestamp_seconds')}) * 1000",
+        # Before there is one the time says since when it is waited for, such as the attempt's start.
+        f"(({value('raypack_checkpoint_timestamp_seconds')} and {value('raypack_checkpoints_total')} > 0)"
+        f" != {value('raypack_attempt_timestamp_seconds')}) * 1000",
         "{{run}}: checkpoint",
     ),
 )

@@ -1,6 +1,6 @@
 """Train a 1F3S hybrid-attention MoE model with layerwise repacking, on Ray Train.
 
-python jobs/train_1f3s.py                                    # CPU workers on this machine
+python jobs/train_1f3s.py                                    # local: 4 CPU workers seen as 2 nodes of 2
 python jobs/train_1f3s.py --run jobs/1f3s_gpu.toml           # 64 GPUs
 python jobs/train_1f3s.py --dry-run                          # check all, show the first plan
 ray job submit -- python jobs/train_1f3s.py --run.steps 100

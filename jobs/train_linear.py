@@ -1,6 +1,6 @@
 """Train a hybrid of linear and full attention (LASP-2, LASP-2H), on Ray Train.
 
-python jobs/train_linear.py                                  # CPU workers on this machine
+python jobs/train_linear.py                                  # local: 4 CPU workers seen as 2 nodes of 2
 python jobs/train_linear.py --run jobs/linear_gpu.toml       # 64 GPUs
 python jobs/train_linear.py --dry-run                        # check all, show the first plan
 ray job submit -- python jobs/train_linear.py --run.steps 100

@@ -49,15 +49,13 @@ def _directory_name(name: str) -> str:
 
 
 def _place(path: str) -> str:
-    if "\0" in path:
-        raise ValueError("a path or address holds no NUL")
-    longest = max(len(part.encode(errors="replace")) for part in path.split("/"))
+    if not path.isprintable():
+        raise ValueError("holds what is no printable letter, or bytes that are no UTF-8: rename it")
+    longest = max(len(part.encode()) for part in path.split("/"))
     if longest > 255:
         raise ValueError(f"has a name of {longest} bytes between its slashes, file systems allow 255")
     if len(path) > 4000:
         raise ValueError(f"has {len(path)} letters, file systems allow 4,000")
-    if not path.isprintable():
-        raise ValueError("holds what is no printable letter, or bytes that are no UTF-8: rename it")
     return path
 
 

@@ -14,6 +14,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # loopback only; must be set
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.machine import scaled
 from tests.pool import Pool
 
 settings.register_profile(
@@ -31,9 +32,26 @@ settings.register_profile(  # shrinking a case that hangs or kills ranks costs m
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The limit of pyproject.toml is one for a quick, quiet machine; `--timeout` on the command line is meant as it is.
+
+    Conftest hooks come before those of plugins: pytest-timeout reads what is set here.
+    """
+    if config.option.timeout is None:
+        config.option.timeout = scaled(float(config.getini("timeout")))
+
+
 @pytest.fixture(scope="session")
 def pool():
-    """Nine gloo ranks for the whole session (see `tests/pool.py`)."""
+    """Gloo ranks as threads of this process: `pool.run(world, function, *args)`, see `tests/threads.py`."""
+    from tests import threads
+
+    return threads
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """The same with ranks as processes, up to six, for the whole session: see `tests/pool.py`."""
     started = Pool()
     yield started
     started.close()

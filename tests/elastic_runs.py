@@ -20,6 +20,7 @@ from raypack.observe.steps import read_steps
 from raypack.runfile import load_run
 from raypack.simulate.nodes import SimulatedCluster
 from tests.job_runs import script_before_step, tiny_corpus, tiny_run
+from tests.machine import scaled
 
 LIMIT = 240.0
 # No experts: other worlds round otherwise, and in float32 a token at the edge may go to another expert.
@@ -28,7 +29,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "data": {"max_sample_tokens": 256, "tokens_per_step": 768, "holdout_tokens": 0},
     "plan": {"rank_tokens_max": 256},
     "topology": {"nodes": [], "resize_seconds": 3.0},
-    "timeouts": {"start": 60.0, "collective": 60.0},
+    "timeouts": {"start": scaled(60.0), "collective": scaled(60.0)},
 }  # fmt: skip
 
 # A train loop that takes its time where something is about to happen.
@@ -83,14 +84,15 @@ class ElasticRun:
         return lambda: any(r.step >= step and r.world == world for r in self.records())
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = LIMIT) -> None:
+        timeout = scaled(timeout)
         deadline = time.monotonic() + timeout
         while not condition():
             assert self._job.poll() is None, f"the job ended before {what}:\n{self.console[-3000:]}"
             assert time.monotonic() < deadline, f"no {what} in {timeout:g} s:\n{self.console[-3000:]}"
-            time.sleep(0.1)
+            time.sleep(0.25)  # each look reads all records
 
     def wait(self, timeout: float = LIMIT) -> int:
-        return self._job.wait(timeout)
+        return self._job.wait(scaled(timeout))
 
     def __enter__(self) -> ElasticRun:
         return self

@@ -23,14 +23,14 @@ import pytest
 import tomli_w
 
 from raypack.data.build import build_corpus
+from tests.machine import scaled
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "jobs" / "train_1f3s.py"
 MARK = "RAYPACK_TEST_MARK"
 # A shell that runs the tests in the background makes its children deaf to Ctrl-C; this one hears it again.
 HEARING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
-# Two workers on two cores that other tests share.
-LIMIT = 240.0
+LIMIT = 240.0  # seconds on a quick, quiet machine, like every limit that the functions below take
 
 TINY: dict[str, dict[str, Any]] = {
     "run": {"steps": 6},
@@ -133,6 +133,7 @@ class Started:
 
     def wait_until(self, there: Callable[[], Any], what: str, timeout: float = LIMIT) -> Any:
         """The first true value of `there()`; fails where the process ends, or the time is up, before."""
+        timeout = scaled(timeout)
         deadline = time.monotonic() + timeout
         while not (value := there()):
             ended = self.process.poll()
@@ -143,6 +144,7 @@ class Started:
 
     def wait(self, timeout: float = LIMIT) -> int:
         """The exit code."""
+        timeout = scaled(timeout)
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -158,7 +160,7 @@ class Started:
 
     def wait_for_family_to_end(self, timeout: float = 20.0) -> list[str]:
         """Command lines of what still lives after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + scaled(timeout)
         while (left := self.family()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return [_command(pid) for pid in left]

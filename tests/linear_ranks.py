@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from raypack.model.conv import short_conv
 from raypack.model.linear import linear_attention
-from raypack.parallel import collect
 from raypack.parallel.groups import Groups
 from raypack.parallel.halo import plan_halo
 from raypack.parallel.layout import Layout
@@ -18,8 +17,7 @@ from raypack.parallel.ledger import Ledger
 from raypack.parallel.state import plan_states
 from raypack.parallel.topology import Block, Topology
 from raypack.parallel.wire import Wire
-from raypack.planning.plan import Placement, Plan, Round
-from tests.ranks import Case, loader, make_trainer, prepare
+from raypack.planning.plan import Placement, Round
 
 HEADS, KV_HEADS, DIM = 4, 2, 3
 
@@ -114,31 +112,3 @@ def gather_on_rank(rank: int, world: int, nodes: tuple[int, ...], round_: Round,
     g = torch.zeros(rows, KV_HEADS, DIM, dtype=torch.float64, requires_grad=True) if kind == "gate" else None
     linear_attention(q, k.requires_grad_(), k, g, plan, wire, chunk=64).sum().backward()
     return dict(wire.ledger.collected)
-
-
-def traced_on_rank(rank: int, world: int) -> list[tuple[str, float, float]]:
-    """(name, start, end) of what a trace shows of one L layer, forward and backward."""
-    layout, wire = set_up(round_of(2, 400), (2,))
-    plan = plan_states(layout, rank, layout.segments(rank))
-    q = torch.randn(layout.rows(rank), KV_HEADS, 2, DIM, requires_grad=True)
-    k = torch.randn(layout.rows(rank), KV_HEADS, DIM, requires_grad=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
-        linear_attention(q, k, k, None, plan, wire, chunk=16).sum().backward()
-    names = {"state_gather start": "start", "state_gather wait": "wait", "linear inside": "inside"}
-    names["_InsideBackward"] = "inside"
-    events = [(names[e.name], e.time_range.start, e.time_range.end) for e in trace.events() if e.name in names]
-    return sorted(events, key=lambda e: e[1])
-
-
-def calls_on_rank(rank: int, world: int, case: Case, plan: Plan) -> int:
-    """Gathers of states in one step, forward, backward and replays."""
-    trainer = make_trainer(case, plan.topology)
-    made = []
-    original = collect.all_gather
-    collect.all_gather = lambda *a, **k: made.append(1) or original(*a, **k)
-    try:
-        for each in prepare(plan, plan.topology, rank, case.model, loader(case)).rounds:
-            trainer.parameters.model(each.tokens, each.labels, each.frame, trainer.wire).backward()
-    finally:
-        collect.all_gather = original
-    return len(made)

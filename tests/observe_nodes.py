@@ -107,5 +107,6 @@ class Meter:
             scope: int(Path(f"/sys/class/net/{device}/statistics/tx_bytes").read_text())
             for scope, device in DEVICES.items()
         }
+        dist.barrier()  # a rank that reads late would count what the others send next
         names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line[:4] == "Tcp:")
         return {**sent, "again": int(dict(zip(names, values, strict=True))["RetransSegs"])}

@@ -54,6 +54,24 @@ def plans(draw: st.DrawFn, most: int = 12, longest: int = 600) -> Plan:
     return Plan(topology.nodes, tuple(Round(tuple(r), how) for r in rounds))
 
 
+@st.composite
+def clusters(draw: st.DrawFn, caps: tuple[int, ...] = (4, 16, 64, 300, 4096)) -> ClusterConfig:
+    """Rates over several powers of ten, latencies that may be zero, any sync, caps that bind and that do not."""
+    rates = {name: 10.0 ** draw(st.integers(low, high)) for name, low, high in RATES}
+    waits = {name: draw(st.sampled_from([0.0, 1e-6, 1e-4])) for name in WAITS}
+    changes = {
+        "attention_share": draw(st.sampled_from([0.01, 0.25, 1.0])),
+        "rank_tokens_max": draw(st.sampled_from(caps)),
+        "sync": draw(st.sampled_from(["step", "layer", "node"])),
+        "prefetch_layers": draw(st.sampled_from([0, 1])),
+    }
+    return CLUSTER.model_copy(update=rates | waits | changes)
+
+
+RATES = (("peak_flops", 9, 14), ("intra_rate", 7, 11), ("inter_rate", 5, 10))
+WAITS = ("intra_latency", "inter_latency", "launch_seconds", "round_seconds")
+
+
 def lengths(seed: int, count: int, longest: int = 3000) -> np.ndarray:
     """Log-normal lengths, clipped."""
     drawn = np.random.default_rng(seed).lognormal(5.5, 1.3, count)

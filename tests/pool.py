@@ -1,6 +1,7 @@
-"""A pool of gloo ranks for a whole test session: spawning 9 processes once costs seconds, a case milliseconds.
+"""Ranks as processes, for what threads (`tests/threads.py`) cannot show: nothing shared, a writer thread beside the
+steps, a hang that must be killed. Forked from one process that has imported torch, once a test session.
 
-`pool.run(world, function, *args)` calls `function(rank, world, *args)` on the first `world` processes, each inside a
+`run(world, function, *args)` calls `function(rank, world, *args)` on the first `world` processes, each inside a
 fresh process group (`file://` rendezvous, no ports), and returns their results. If a rank raises or the time is up,
 all processes are killed (a rank may hang in a collective), the pool starts anew and the rank's traceback is shown.
 """
@@ -18,7 +19,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-SIZE = 9
+from tests.machine import scaled
+
+SIZE = 6
+
+
+def processes() -> Any:
+    """Where processes with torch are forked from; it is started once, and has nothing else in it."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["tests.chaos_ranks", "tests.ranks"])
+    return context
 
 
 class RankFailure(AssertionError):
@@ -37,7 +47,7 @@ class Pool:
         self._start()
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = processes()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(self.size):
@@ -49,7 +59,7 @@ class Pool:
             self._processes.append(process)
 
     def run(self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-        self._cases += 1
+        self._cases, timeout = self._cases + 1, scaled(timeout)
         store = str(Path(self._folder.name) / f"case-{self._cases}")
         for rank in range(world):
             self._pipes[rank].send((store, world, function, args, timeout))

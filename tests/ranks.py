@@ -33,6 +33,7 @@ class Case:
     train: TrainSection = field(default_factory=lambda: TrainSection(dtype="float64", chunk_tokens=16))
     seed: int = 3
     masked: tuple[int, ...] = ()  # samples without any label
+    device: str = "cpu"  # "cuda" = the rank's own
 
 
 def tiny_model(**changes: Any) -> ModelConfig:
@@ -67,7 +68,7 @@ def loader(case: Case):
 
 
 def make_trainer(case: Case, topology: Topology, steps: int = 20, poison: bool = True) -> Trainer:
-    device = torch.device("cpu")
+    device = torch.device(case.device)
     groups = Groups(topology, device, timeout=60.0)
     ledger = Ledger(topology, dist.get_rank())
     parameters = build_parameters(case.model, case.train, case.seed, groups, device)
@@ -77,7 +78,7 @@ def make_trainer(case: Case, topology: Topology, steps: int = 20, poison: bool =
 
 def full(tensor: torch.Tensor) -> np.ndarray:
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach().double().numpy().copy()
+    return whole.detach().double().cpu().numpy().copy()
 
 
 def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray], dict]:
@@ -98,9 +99,11 @@ def gradients_on_rank(rank: int, world: int, case: Case, plan: Plan) -> tuple[fl
     return result.loss, seen, ledger
 
 
-def losses_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Train one step a plan: the losses, and the weights at the end."""
-    trainer = make_trainer(case, plans[0].topology, steps=len(plans), poison=False)
+def losses_on_rank(
+    rank: int, world: int, case: Case, plans: list[Plan], steps: int | None = None
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Train one step a plan, of a run of `steps`, by default as many: the losses, and the weights at the end."""
+    trainer = make_trainer(case, plans[0].topology, steps=steps or len(plans), poison=False)
     losses = []
     for plan in plans:
         work = prepare(plan, plan.topology, rank, case.model, loader(case))
@@ -108,31 +111,41 @@ def losses_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tupl
     return losses, {name: full(p) for name, p in trainer.parameters.masters.items()}
 
 
+class Plain:
+    """The model of a case on one rank without any parallelism, by the slow reference.
+
+    Attributes:
+        parameters: leaves, under the names that the product gives them.
+    """
+
+    def __init__(self, case: Case) -> None:
+        model = HybridModel(case.model)
+        initialize(model, case.model, case.seed)
+        self.case, dtype = case, getattr(torch, case.train.dtype)
+        self.parameters = {name: p.detach().to(dtype).requires_grad_() for name, p in model.named_parameters()}
+        self._state = self.parameters | dict(model.named_buffers())
+
+    def loss(self, plan: Plan) -> torch.Tensor:
+        """Mean over the plan's labels."""
+        case = self.case
+        documents = [document(p.sample, p.length, case.model.vocabulary) for p in plan.placements]
+        labels = [
+            labels_of(d) if p.sample not in case.masked else np.full(len(d), -100)
+            for d, p in zip(documents, plan.placements, strict=True)
+        ]
+        total = reference_loss(
+            case.model, self._state, [torch.from_numpy(d) for d in documents], [torch.from_numpy(x) for x in labels]
+        )
+        return total / max(1, plan.labels)
+
+
 def oracle(case: Case, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and gradients of the same samples on one rank without any parallelism, by the slow reference."""
-    dtype = getattr(torch, case.train.dtype)
-    model = HybridModel(case.model)
-    initialize(model, case.model, case.seed)
-    state = {name: p.detach().to(dtype).requires_grad_() for name, p in model.named_parameters()}
-    named = {reference_name(name): p for name, p in state.items()}
-    named.update({reference_name(name): b for name, b in model.named_buffers()})
-    documents = [document(p.sample, p.length, case.model.vocabulary) for p in plan.placements]
-    labels = [
-        labels_of(d) if p.sample not in case.masked else np.full(len(d), -100)
-        for d, p in zip(documents, plan.placements, strict=True)
-    ]
-    total = reference_loss(
-        case.model, named, [torch.from_numpy(d) for d in documents], [torch.from_numpy(x) for x in labels]
-    )
-    loss = total / max(1, plan.labels)
-    grads = torch.autograd.grad(loss, list(state.values()), allow_unused=True)
-    pairs = zip(state.items(), grads, strict=True)
+    """Loss and gradients of the same samples on one rank."""
+    plain = Plain(case)
+    loss = plain.loss(plan)
+    grads = torch.autograd.grad(loss, list(plain.parameters.values()), allow_unused=True)
+    pairs = zip(plain.parameters.items(), grads, strict=True)
     return float(loss.detach()), {n: full(g if g is not None else torch.zeros_like(p)) for (n, p), g in pairs}
-
-
-def reference_name(name: str) -> str:
-    name = name.replace(".attention.", ".")
-    return name + ".weight" if name.endswith(("q_norm", "k_norm")) else name
 
 
 def hidden_on_rank(
@@ -156,6 +169,37 @@ def hidden_on_rank(
             model(tokens, each.labels, each.frame, trainer.wire)
         hook.remove()
         found.update({place: kept[0][row].numpy().copy() for row, place in enumerate(where)})
+    return found
+
+
+Rows = dict[tuple[int, int], np.ndarray]
+"""A vector for (sample, position)."""
+
+
+def layer_outputs_on_rank(rank: int, world: int, case: Case, plan: Plan) -> dict[str, Rows]:
+    """What the attention and the feed-forward part of every layer add to each token that this rank holds."""
+    trainer = make_trainer(case, plan.topology)
+    model = trainer.parameters.model
+    found: dict[str, Rows] = {}
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_: Any, __: Any, out: Any) -> None:
+            kept[name] = out[0] if isinstance(out, tuple) else out  # of a MoE: rows and their routing
+
+        return hook
+
+    for number, layer in enumerate(model.layers):
+        for part in ("attention", "ffn"):
+            getattr(layer, part).register_forward_hook(keep(f"{number}.{part}"))
+    for each in prepare(plan, plan.topology, rank, case.model, loader(case)).rounds:
+        s = each.frame.segments
+        samples = np.repeat(each.frame.samples[s.placement], s.lengths)
+        where = list(zip(samples.tolist(), s.positions.tolist(), strict=True))
+        with torch.no_grad():
+            model(each.tokens, each.labels, each.frame, trainer.wire)
+        for name, rows in kept.items():
+            found.setdefault(name, {}).update(zip(where, full(rows), strict=True))
     return found
 
 
@@ -226,17 +270,11 @@ def disagreeing_on_rank(rank: int, world: int, case: Case, plans: list[list[Plan
     return "no error"
 
 
-def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan]) -> tuple[int, int]:
-    """Groups after the start, and how many more were made while stepping."""
+def groups_made_on_rank(rank: int, world: int, case: Case, plans: list[Plan], calls: list[int]) -> tuple[int, int]:
+    """Groups after the start, and how many more were made while stepping; `calls` has the rank of each that is made."""
     trainer = make_trainer(case, plans[0].topology, poison=False)
     assert trainer.groups is not None
-    made = len(trainer.groups)
-    calls = []
-    original = dist.new_group
-    dist.new_group = lambda *a, **k: calls.append(a) or original(*a, **k)
-    try:
-        for plan in plans:
-            train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
-    finally:
-        dist.new_group = original
-    return made, len(calls)
+    made = len(trainer.groups), calls.count(rank)
+    for plan in plans:
+        train_step(trainer, prepare(plan, plan.topology, rank, case.model, loader(case)))
+    return made[0], calls.count(rank) - made[1]

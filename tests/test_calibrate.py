@@ -197,7 +197,15 @@ def test_cuda_without_a_gpu_is_one_line() -> None:
     assert "torch sees no GPU" in invoke("--out", "x.toml", "--device", "cuda", code=2)
 
 
+@pytest.fixture
+def no_process_left():
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
 @pytest.mark.pool
+@pytest.mark.usefixtures("no_process_left")
 def test_real_ranks_give_a_file_that_plans(tmp_path: Path) -> None:
     file, out = tmp_path / "here.toml", tmp_path / "fits.json"
     (tmp_path / "model.toml").write_text("layers = 2\nwidth = 32\n")
@@ -216,25 +224,24 @@ def test_real_ranks_give_a_file_that_plans(tmp_path: Path) -> None:
     (tmp_path / "n.txt").write_text("500\n300\n40\n")
     done = CliRunner().invoke(main, ["plan", "--lengths", str(tmp_path / "n.txt"), "--cluster", str(file)])
     assert done.exit_code == 0, done.output
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.pool
+@pytest.mark.usefixtures("no_process_left")
 def test_ranks_that_hang_end_with_the_time_out_and_leave_no_file(tmp_path: Path) -> None:
     error = invoke("--ranks", 2, "--out", tmp_path / "x.toml", "--timeout", 0.2, code=2)
     assert "waited timeout = 0.2 s for ranks [0, 1]" in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.pool
+@pytest.mark.usefixtures("no_process_left")
 def test_a_rank_that_fails_says_why() -> None:
     from raypack.simulate.ranks import spawn_ranks
 
     with pytest.raises(RaypackError, match=r"rank 0 failed: .*quantum"):
         spawn_ranks(Topology((1,)), "quantum", Wanted(1, 60.0))
-    assert not multiprocessing.active_children()
 
 
 def all_figures(rank: int, world: int) -> dict:

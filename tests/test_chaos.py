@@ -18,7 +18,7 @@ from tests.chaos import KINDS, Chaos, chaos_config, check, unbroken
 from tests.chaos_ranks import corpus_of
 from tests.job_runs import tiny_corpus
 
-pytestmark = pytest.mark.pool
+pytestmark = [pytest.mark.pool, pytest.mark.rest]
 KILLS = 4
 
 

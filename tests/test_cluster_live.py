@@ -18,6 +18,7 @@ import pytest
 from raypack.config import Config, DataSection, TopologySection
 from raypack.training.cluster_check import NodeType, check_cluster
 from raypack.training.cluster_live import live_shape
+from tests.machine import scaled
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -53,7 +54,7 @@ def head(tmp_path: Path) -> Iterator[str]:
     with open(log, "wb") as out:
         ray = subprocess.Popen([str(BIN / "ray"), *command, f"--temp-dir={short}"], stdout=out, stderr=out, env=env)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + scaled(60)
         while not (found := re.search(r"--address='?([\d.]+:\d+)", log.read_text(encoding="utf-8"))):
             assert ray.poll() is None, log.read_text(encoding="utf-8")
             assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
@@ -66,6 +67,7 @@ def head(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.rest
 def test_a_live_cluster_is_asked_for_its_nodes_and_for_the_places_of_the_run(head: str, tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     root, corpus = tmp_path / "runs", tmp_path / "corpus"
@@ -73,7 +75,7 @@ def test_a_live_cluster_is_asked_for_its_nodes_and_for_the_places_of_the_run(hea
     env = os.environ | {"RAY_AUTH_MODE": "disabled", "RAYPACK_HOME": str(tmp_path / "home")}
     done = subprocess.run(
         [str(BIN / "raypack"), "cluster", "check", str(run), "--address", head, "--json", "-"],
-        capture_output=True, text=True, timeout=120, check=False, env=env, cwd=ROOT,
+        capture_output=True, text=True, timeout=scaled(120), check=False, env=env, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     data = json.loads(done.stdout)

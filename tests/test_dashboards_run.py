@@ -21,14 +21,16 @@ from dashboards.sheet import Source, draw, queries
 from raypack.cli import main
 from raypack.observe.exporter import Exporter
 from raypack.observe.steps import read_steps
+from tests.machine import scaled
 from tests.prometheus_server import get, needs_prometheus, prometheus, shortened
 
-pytestmark = [pytest.mark.ray, needs_prometheus]
+pytestmark = [pytest.mark.ray, pytest.mark.rest, needs_prometheus]
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {
     "run.steps": 60,
-    "model.layers": 2, "model.pattern": "FS", "model.width": 16, "model.window": 32, "model.heads": 4,
+    # Linear layers: wide children gather states, a collective that is timed.
+    "model.layers": 3, "model.pattern": "FSL", "model.width": 16, "model.window": 32, "model.heads": 4,
     "model.kv_heads": 2, "model.head_dim": 8, "model.expert_width": 16, "model.shared_expert_width": 16,
     # A sample of 512 fits no single rank, shorter ones do: parents of 2 and of 1.
     "data.max_sample_tokens": 512, "data.tokens_per_step": 1024, "data.holdout_tokens": 512,
@@ -59,7 +61,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         started = time.time()
         done = subprocess.run(
             command, cwd=folder, env=os.environ | {"RAYPACK_HOME": str(folder / "home")},
-            capture_output=True, text=True, timeout=240, check=False,
+            capture_output=True, text=True, timeout=scaled(240), check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         source = Source(url, started, time.time(), 1.0, rate_window="10s", run="small")
@@ -71,7 +73,7 @@ def test_the_run_was_worth_looking_at(scraped: Scraped) -> None:
     assert len(records) == 60
     assert {width for r in records for width in r.parent_widths} == {1, 2}
     assert any(r.exchange_rates for r in records)
-    assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "head"}
+    assert {kind for r in records for kind in r.layer_seconds} == {"embed", "full", "sparse", "linear", "head"}
     assert {"plan_wait", "agree", "forward", "backward", "exchange", "waiting"} < {
         p for r in records for p in r.phase_seconds
     }
@@ -110,11 +112,12 @@ def test_every_panel_has_data_in_every_query(scraped: Scraped) -> None:
     assert [mark.name for mark in ANNOTATIONS if not scraped.source.marks(mark)] == []
 
 
-def test_marks_are_where_the_records_have_checkpoints(scraped: Scraped) -> None:
+def test_marks_are_where_an_attempt_started_and_where_checkpoints_were(scraped: Scraped) -> None:
+    marks = {mark.name: scraped.source.marks(mark) for mark in ANNOTATIONS}
     saved = [record.time for record in read_steps(scraped.run_dir) if record.checkpointed]
-    (marked,) = [scraped.source.marks(mark) for mark in ANNOTATIONS if mark.name == "Checkpoints"]
     assert len(saved) == 3
-    assert marked == pytest.approx(saved[: len(marked)], abs=1e-2)
+    assert marks["Checkpoints"] == pytest.approx(saved[: len(marks["Checkpoints"])], abs=1e-2)
+    assert len(marks["Attempts"]) == 1
 
 
 def has(scraped: Scraped, query: Query) -> bool:

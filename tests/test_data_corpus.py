@@ -158,13 +158,17 @@ def test_offsets_that_make_no_documents_are_found(path: Path, at: int) -> None:
         print(Corpus.open(path).lengths)
 
 
-@pytest.mark.parametrize("count", [-1, 100_000])
-def test_label_counts_out_of_range_are_found(path: Path, count: int) -> None:
-    labels = np.fromfile(path / "labels.bin", dtype="<i8")
+@pytest.mark.parametrize("count", [-1, 3, 100_000])
+def test_label_counts_that_the_rows_would_not_have_are_refused_before_training(path: Path, count: int) -> None:
+    """Fewer than length - 1 would be a mask, which the rows don't know: all tokens would be trained on."""
+    corpus = Corpus.open(path)
+    labels, split = np.array(corpus.labels), "holdout" if 5 in corpus.documents("holdout") else "train"
     labels[5] = count
     labels.tofile(path / "labels.bin")
-    with pytest.raises(RaypackError, match="document 5"):
-        print(Corpus.open(path).labels)
+    length, use = int(corpus.lengths[5]), {"train": training_stream, "holdout": holdout_samples}[split]
+    said = rf"document 5 has {length} tokens and {count} labels \(labels\.bin\), and must have {length - 1}"
+    with pytest.raises(RaypackError, match=said):
+        use(Corpus.open(path), DataSection())
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(path: Path) -> None:

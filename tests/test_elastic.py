@@ -13,7 +13,7 @@ from raypack.simulate.nodes import SimulatedCluster, why_not
 from tests.chaos import check, unbroken
 from tests.elastic_runs import ElasticRun
 
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
+pytestmark = [pytest.mark.ray, pytest.mark.rest, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
 
 
 def test_a_node_dies_and_two_come_and_the_run_is_the_one_that_was_left_alone(tmp_path: Path) -> None:

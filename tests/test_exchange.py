@@ -149,7 +149,7 @@ def test_copies_of_a_kv_head_are_summed_in_fp32_and_in_rank_order():
 
 
 def test_disjoint_children_in_rank_order_need_no_copy_on_arrival():
-    """The layout change rides on the exchange: the received buffer is the attention input (design section 4)."""
+    """The layout change rides on the exchange: the received buffer is the attention input (docs/exchange.md)."""
     topology, heads = Topology((4, 4)), Heads(8, 4)
     round_ = Round(tuple(place(i, 16 + i, (0, 8), (i, 1)) for i in range(8)))
     exchanges = build(round_, topology, heads, True)

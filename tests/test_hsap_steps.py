@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from tests.strategies import plans
 from tests.test_hsap_attention import hsap
 from tests.test_hsap_exchange import EVEN
 from tests.test_invariant import check, gather, place
+from tests.threads import calls_by_rank
 
 pytestmark = pytest.mark.pool
 
@@ -73,6 +75,7 @@ def test_the_ledger_counts_what_the_cost_model_says_by_site_and_scope(pool, data
     assert not any(counted.values())
 
 
-def test_hsap_makes_no_group(pool):
-    made = pool.run(8, groups_made_on_rank, Case(tiny_model()), [mixed("none"), mixed("none").at(1, None, None)])
-    assert made == [(7, 0)] * 8
+def test_hsap_makes_no_group(pool, monkeypatch):
+    plans_ = [mixed("none"), mixed("none").at(1, None, None)]
+    calls = calls_by_rank(monkeypatch, dist, "new_group")
+    assert pool.run(8, groups_made_on_rank, Case(tiny_model()), plans_, calls) == [(7, 0)] * 8

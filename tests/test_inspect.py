@@ -106,7 +106,8 @@ def test_every_plot_is_there_with_its_axes_and_legends(page: Text) -> None:
         assert f"{sketch.title}." in page.text
     for wanted in (
         "held-out", "replayed later", "plan_wait", "gradient_reduce", "MFU", "static plans", "sparse_in",
-        "MB a step across nodes", "width (ranks)", "busy / mean", "plan / area bound", "full backward", "modelled", "step", "ranks",
+        "MB a step across nodes", "width (ranks)", "busy / mean", "plan / area bound", "full backward", "step",
+        "ranks", "modelled",
     ):  # fmt: skip
         assert wanted in page.text, wanted
 

@@ -1,5 +1,7 @@
-"""The invariant (design section 4): any plan, world, number of rounds and sharding gives the same loss and gradients
-as one rank without parallelism. fp64, every parameter, every rank, NaN-poisoned receive buffers."""
+"""The invariant (docs/exchange.md): any plan, world, number of rounds and sharding gives the same loss and gradients
+as one rank without parallelism. fp64, every parameter, every rank, NaN-poisoned receive buffers.
+
+Ranks are threads but for the last two tests: processes, which cannot share by accident."""
 
 from __future__ import annotations
 
@@ -142,3 +144,21 @@ def test_fp32_agrees_to_1e_5(pool):
         assert got == pytest.approx(loss, rel=1e-5)
         for name, expected in grads.items():
             assert np.abs(seen[name] - expected).max() <= 1e-5 * max(1e-2, np.abs(expected).max()), name
+
+
+@pytest.mark.parametrize("shard", ["none", "world"])
+def test_ranks_that_are_processes_give_the_same(processes, shard):
+    first = Round((gather(0, 30, (0, 4)), place(1, 21, (0, 4), (0, 2)), place(2, 9, (0, 4), (3, 1))), "full")
+    second = Round((place(3, 17, (2, 2), (2, 2)), place(4, 5, (1, 1), (1, 1))))
+    model = tiny_model(pattern="LFS", layers=3, linear_decay="gate", linear_conv=4, linear_chunk=4, sinks=1)
+    case = Case(model, TrainSection(dtype="float64", shard=shard, chunk_tokens=7))
+    check(processes, case, Plan(nodes=(2, 2), rounds=(first, second)))
+
+
+@pytest.mark.rest
+@settings(settings.get_profile("ranks"), max_examples=12)
+@given(data=st.data(), nodes=st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 1, 2), (3, 3)]))
+def test_any_plan_on_processes_gives_the_loss_and_gradients_of_one_rank(processes, data, nodes):
+    plan = data.draw(plans(Topology(nodes), gather=True, spread=True))
+    if plan.labels:
+        check(processes, Case(data.draw(MODELS), data.draw(TRAIN)), plan)

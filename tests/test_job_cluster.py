@@ -14,8 +14,9 @@ from raypack.observe.steps import read_steps
 from raypack.observe.summary import read_summary
 from raypack.planning.plan import plan_from_json
 from tests.job_runs import Cluster, Started, clean_copy, start_job, tiny_corpus, tiny_run
+from tests.machine import scaled
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.rest]
 
 # As many CPUs as workers, one on each node: a planner or an observer that asked for one would leave no room for them.
 NODES = (1, 1)
@@ -112,7 +113,7 @@ def test_a_place_that_a_node_does_not_see_is_named_with_the_node(cluster: Cluste
         "except RaypackError as error:\n    print(error)\n"
     )
     command = [sys.executable, "-c", code, cluster.address, str(tmp_path / "run"), str(corpus)]
-    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=scaled(150), check=False)
     assert done.returncode == 0, done.stderr
     assert "does not see /nowhere/corpus: put run.root and data.corpus on storage that all nodes share" in done.stdout
     assert list((tmp_path / "run").iterdir()) == []
@@ -129,5 +130,5 @@ def free_cpus(cluster: Cluster) -> float:
         "print(free)\n"
     )
     command = [sys.executable, "-c", code, cluster.address, str(WORKERS)]
-    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=scaled(90), check=True)
     return float(done.stdout)

@@ -12,12 +12,12 @@ from raypack.observe.summary import read_summary
 from raypack.runfile import load_run
 from tests.job_runs import ROOT, start_job, tiny_corpus, tiny_run
 
-pytestmark = pytest.mark.ray
-
 SCRIPT = ROOT / "jobs" / "train_linear.py"
 STEPS = 8
 
 
+@pytest.mark.ray
+@pytest.mark.rest
 def test_a_hybrid_of_linear_and_full_layers_learns_and_reports_its_gathers(tmp_path: Path) -> None:
     model = {
         "name": "linear", "pattern": "LLLF", "layers": 4, "experts": 0, "ffn_width": 32, "linear_decay": "gate",

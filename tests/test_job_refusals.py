@@ -204,12 +204,15 @@ def test_gpus_on_a_machine_without_any(refused: Callable[..., str], monkeypatch:
     ids=["cores", "memory", "cores of one"],
 )
 def test_more_workers_than_the_machine_carries(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], texts: list[str]
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], texts: list[str]
 ) -> None:
     monkeypatch.setattr(preflight, "cores", lambda: 2)
     monkeypatch.setattr(preflight, "memory_bytes", lambda: 8e9)
-    line = refused("--topology.workers", *arguments)
-    assert all(text in line for text in texts), line
+    file = tiny_run(tmp_path, corpus)
+    config = load_run(["--run", str(file), "--topology.workers", *arguments], file)
+    with pytest.raises(RaypackError) as refusal:  # not through the job, which would start them all where this fails
+        preflight.check_machine(config)
+    assert all(text in str(refusal.value) for text in texts), refusal.value
 
 
 def test_eight_workers_may_share_two_cores_and_four_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,8 @@ from tests.job_runs import start_job
 
 pytestmark = pytest.mark.ray
 
-STEPS, WORKERS = 12, 8
-# The default run at half its size: short enough for a test, long enough for wide parents.
-HALF = {
-    "--run.steps": STEPS, "--data.tokens_per_step": 12_288, "--data.max_sample_tokens": 8_192,
-    "--data.holdout_tokens": 8_192, "--plan.rank_tokens_max": 4_096, "--plan.budget": 50, "--plan.keep": "true",
-    "--train.eval_every": 6,
-}  # fmt: skip
+STEPS, WORKERS = 12, 4
+FLAGS = {"--run.steps": STEPS, "--plan.keep": "true", "--train.eval_every": 6}
 
 PHASES = [
     "torch and Ray", "corpus", "checks", "Ray", "cluster checks", "observer", "planner", "workers", "process group",
@@ -40,7 +35,7 @@ LAST_LINES = ["modelled", "checkpoint", "go on", "page", "all figures", "next"]
 
 def test_the_default_job_learns_with_parents_and_children(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "runs" / "whole"
-    flags = [str(part) for flag in HALF.items() for part in flag]
+    flags = [str(part) for flag in FLAGS.items() for part in flag]
     with start_job(tmp_path, "--run.root", str(tmp_path / "runs"), "--run.name", "whole", *flags) as job:
         job.wait_until(lambda: "step 2 " in job.out, "step 2")
         endpoint = json.loads((run_dir / "metrics.json").read_text())
@@ -88,7 +83,7 @@ def test_the_default_job_learns_with_parents_and_children(tmp_path: Path, capsys
     assert RunState.read(checkpoint).stream == plans[-1].after
 
     file = run_dir / "config.toml"
-    assert load_run(["--run", str(file)], "none").data.tokens_per_step == HALF["--data.tokens_per_step"]
+    assert load_run(["--run", str(file)], "none").train.eval_every == FLAGS["--train.eval_every"]
     assert main(["--run", str(file)], file, "") == 2  # the same run once more
     assert "holds a run already" in capsys.readouterr().err
 
@@ -98,7 +93,7 @@ def test_a_job_with_hsap_trains_as_with_ulysses_and_sends_less_across_nodes(tmp_
     records = {}
     for attention in ("ulysses", "hsap"):
         flags = [
-            str(part) for flag in (HALF | {"--run.steps": 3, "--plan.attention": attention}).items() for part in flag
+            str(part) for flag in (FLAGS | {"--run.steps": 3, "--plan.attention": attention}).items() for part in flag
         ]
         with start_job(tmp_path, "--run.root", str(tmp_path / "runs"), "--run.name", attention, *flags) as job:
             assert job.wait() == 0, job.out + job.err

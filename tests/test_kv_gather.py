@@ -61,6 +61,16 @@ def test_blocks_of_query_rows_add_up(monkeypatch):
         assert torch.allclose(mine, right, rtol=0, atol=1e-11)
 
 
+def test_gradients_of_a_key_are_summed_over_blocks_in_fp32():
+    """896 queries over 1,024 keys: those that see 256, 512 and all of them give the first value 1, 2^-8 and 2^-8."""
+    q, grad = (torch.zeros(896, 1, 8, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.zeros(1024, 1, 8, dtype=torch.bfloat16) for _ in range(2))
+    for seen, share in ((256, 1.0), (512, 2.0**-8), (1024, 2.0**-8)):
+        grad[seen - 129] = seen * share
+    attention(q, k, v.requires_grad_(), [896], keys=Packing([1024])).backward(grad)
+    assert v.grad[0, 0].tolist() == [1.0078125] * 8
+
+
 @pytest.mark.parametrize(("queries", "keys", "window"), [([3], [2], None), ([3, 1], [4], None), ([3], [5], 2)])
 def test_fewer_keys_than_queries_other_documents_or_a_window_are_refused(queries, keys, window):
     q, k, v = draw_inputs(queries, keys)

@@ -1,4 +1,4 @@
-"""Layouts against their definition (design section 4), all ranks in one process."""
+"""Layouts against their definition (docs/exchange.md), all ranks in one process."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_fast_attention_equals_oracle_in_fp64(lengths: list[int], window: int | 
 @pytest.mark.parametrize("window", [1, 4, 16])
 @pytest.mark.usefixtures("poisoned_memory")
 def test_sinks_equal_oracle_in_fp64(window: int, sinks: int) -> None:
-    lengths = [7, 300, 1, 63, 270]
+    lengths = [7, 300, 1, 9, 12, 63, 270]
     fast, slow = both(projected(sum(lengths), 4, 2), 4, 2, lengths, window=window, sinks=sinks)
     assert_same(fast, slow, 1e-12)
 
@@ -100,6 +100,23 @@ def test_low_precision_stays_near_the_fp64_oracle(dtype: torch.dtype, tolerance:
     _, slow = both(low.to(wide), 4, 2, lengths, window=window)
     assert all(x.dtype == dtype for x in fast)
     assert_same([x.to(wide) for x in fast], slow, tolerance)
+
+
+def test_gradients_of_a_key_that_several_chunks_saw_are_summed_in_fp32() -> None:
+    """Queries 127, 255 and 511 weigh the first value by 1/128, 1/256 and 1/512, and give it 1, 2^-8 and 2^-8; a bf16
+    sum would drop both small terms."""
+    q, k, v, grad = (torch.zeros(520, 1, 8, dtype=torch.bfloat16) for _ in range(4))
+    for query, share in ((127, 1.0), (255, 2.0**-8), (511, 2.0**-8)):
+        grad[query] = (query + 1) * share
+    attention(q, k, v.requires_grad_(), [520], window=512).backward(grad)
+    assert v.grad[0, 0].tolist() == [1.0078125] * 8
+
+
+def test_gradients_of_a_kv_heads_uneven_query_heads_are_summed_in_fp32() -> None:
+    q, v = torch.zeros(1, 4, 8, dtype=torch.bfloat16), torch.zeros(1, 2, 8, dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.tensor([1, 2.0**-8, 2.0**-8, 3], dtype=torch.bfloat16).view(1, 4, 1).expand(1, 4, 8)
+    attention(q, v.detach(), v, [1], kv_of_q=(0, 0, 0, 1)).backward(grad)
+    assert v.grad[0, :, 0].tolist() == [1.0078125, 3]
 
 
 @pytest.mark.parametrize("kv_of_q", [(0, 0, 1), (0, 1, 1, 1), (0, 0, 0, 2), (1, 0, 1)], ids=str)

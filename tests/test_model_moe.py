@@ -125,6 +125,24 @@ def test_the_grouped_product_of_torch_is_used_where_it_works(monkeypatch: pytest
         assert len(calls) == want
 
 
+def test_a_bf16_model_routes_by_fp32_scores() -> None:
+    """Logits of 1 and 1 + 2^-10: in bf16 a tie, which would go to the first."""
+    moe = MoE(2, 2, 1, 4).to(torch.bfloat16)
+    moe.router.weight.data.copy_(torch.tensor([[1, 0], [1, 2.0**-10]]))
+    assert moe(torch.ones(1, 2, dtype=torch.bfloat16))[1].experts.tolist() == [[1]]
+
+
+def test_a_rows_copies_are_summed_in_fp32() -> None:
+    """Forward: outputs of three experts, weighed 1, 2^-8 and 2^-8. Backward: the same as gradients."""
+    x = torch.ones(1, 8, dtype=torch.bfloat16)
+    gates = torch.tensor([[1, 2.0**-8, 2.0**-8]])
+    order = torch.arange(3)
+    assert expert_work._Combine.apply(x.expand(3, 8), gates, order, order).tolist() == [[1.0078125] * 8]
+    copies = expert_work._Dispatch.apply(x.requires_grad_(), order, order, 3)
+    copies.backward(gates.T.expand(3, 8).to(torch.bfloat16))
+    assert x.grad.tolist() == [[1.0078125] * 8]
+
+
 def test_ties_go_to_the_lowest_expert() -> None:
     scores = torch.tensor([[0.5] * 8, [0.1, 0.9, 0.9, 0.1, 0.9, 0.1, 0.1, 0.9]])
     assert choose(scores, torch.zeros(8), 2).tolist() == [[0, 1], [1, 2]]

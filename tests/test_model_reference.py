@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raypack.config import ModelConfig
 from raypack.model import reference
+from raypack.model.hybrid import HybridModel
 
 F64 = torch.float64
 
@@ -28,10 +29,10 @@ def state_of(config: ModelConfig) -> dict[str, Tensor]:
     for i in range(config.layers):
         at = f"layers.{i}."
         shapes |= {at + "attention_norm.weight": (width,), at + "ffn_norm.weight": (width,)}
-        shapes |= {at + "qkv.weight": (heads * config.head_dim, width)}
-        shapes |= {at + "out.weight": (width, config.heads * config.head_dim)}
+        shapes |= {at + "attention.qkv.weight": (heads * config.head_dim, width)}
+        shapes |= {at + "attention.out.weight": (width, config.heads * config.head_dim)}
         if config.qk_norm:
-            shapes |= {at + "q_norm.weight": (config.head_dim,), at + "k_norm.weight": (config.head_dim,)}
+            shapes |= {at + "attention.q_norm": (config.head_dim,), at + "attention.k_norm": (config.head_dim,)}
         if not config.experts:
             shapes |= {at + "ffn.gate_up.weight": (2 * config.ffn_width, width)}
             shapes |= {at + "ffn.down.weight": (width, config.ffn_width)}
@@ -44,6 +45,22 @@ def state_of(config: ModelConfig) -> dict[str, Tensor]:
             shapes |= {at + "ffn.shared.down.weight": (width, config.shared_expert_width)}
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(shape, generator=generator, dtype=F64) * 0.4 for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("changes", [{"qk_norm": True, "shared_expert_width": 5}, {"experts": 0, "tied_head": True}])
+def test_the_oracle_takes_the_state_dict_of_a_model(changes: dict) -> None:
+    """As it is, every name of every layer kind: a changed parameter changes the loss."""
+    linear = {"linear_decay": "gate", "linear_conv": 3, "linear_gate_rank": 2}
+    cfg = config(pattern="FSL", layers=3, **linear, **changes)
+    model = HybridModel(cfg).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=F64) * 0.4
+    state = {name: t.requires_grad_() for name, t in model.state_dict().items()}
+    tokens = torch.arange(9) * 3 % 11
+    loss = reference.reference_loss(cfg, state, [tokens], [next_labels(tokens)])
+    parameters = [t for name, t in state.items() if not name.endswith("ffn.bias")]  # it chooses experts only
+    assert all(g.any() for g in torch.autograd.grad(loss, parameters))
 
 
 VARIANTS = [{}, {"experts": 0}, {"qk_norm": True, "sinks": 1}, {"shared_expert_width": 5}, {"tied_head": True}]

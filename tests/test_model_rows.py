@@ -158,6 +158,13 @@ def test_cross_entropy_in_low_precision_rounds_only_its_results(dtype: torch.dty
     assert_same(grads, list(torch.autograd.grad(exact, wide)), tolerance)
 
 
+def test_the_heads_gradient_is_summed_over_chunks_in_fp32() -> None:
+    """600 chunks of one row that add 1/2 each: a bf16 sum would stop at 128."""
+    x, weight = torch.ones(600, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    linear_cross_entropy(x, weight, torch.ones(600, dtype=torch.int64), 1).backward()
+    assert weight.grad.flatten().tolist() == [300, -300]
+
+
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_no_valid_label_is_zero_loss_and_zero_gradients_not_nan(rows: int) -> None:
     x, weight = drawn(rows, 4), drawn(5, 4)

@@ -13,7 +13,7 @@ import pytest
 from raypack.errors import RaypackError
 from raypack.simulate.nodes import SETTINGS, SimulatedCluster, _namespaces, sweep, why_not
 
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
+pytestmark = [pytest.mark.ray, pytest.mark.rest, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
 
 SEND = """
 import socket, sys, time

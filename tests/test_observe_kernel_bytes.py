@@ -31,7 +31,7 @@ from raypack.training.work import prepare
 from tests.observe_nodes import NODES, Bytes, Counted, Meter, NodesPool
 from tests.ranks import Case, loader, make_trainer, tiny_model
 
-pytestmark = [pytest.mark.pool, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
+pytestmark = [pytest.mark.pool, pytest.mark.rest, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
 
 TOLERANCE = 0.01
 STEPS = 2

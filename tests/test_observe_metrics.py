@@ -56,7 +56,7 @@ def test_an_invalid_label_raises_at_definition(name: str) -> None:
         Label(name)
 
 
-def test_what_the_design_names_is_declared_with_its_labels() -> None:
+def test_the_promised_names_are_declared_with_its_labels() -> None:
     needed = {
         "raypack_all_to_all_bytes_total": {"site", "scope"},
         "raypack_collective_bytes_total": {"op", "scope"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from raypack.cli import main
 from raypack.errors import RaypackError
-from raypack.observe.attempts import read_attempts, sentence
+from raypack.observe.attempts import AttemptLog, read_attempts, sentence
 from raypack.observe.console import summary_table
 from raypack.observe.death import cause_of_death
 from raypack.observe.observer import RunObserver
@@ -203,11 +204,15 @@ def test_a_restarted_observer_knows_when_the_run_began_and_what_could_not_be_sav
     first._started -= 600
     _steps(first, 0, range(2))
     first.checkpoint_failed(0, "the checkpoint of step 2: no space left on device")
-    (event,) = read_attempts(tmp_path)
+    AttemptLog(tmp_path).add("started", 0, world=2)
+    event, started = read_attempts(tmp_path)
     assert sentence(event) == "attempt 0 could not save: the checkpoint of step 2: no space left on device"
     second = RunObserver(str(tmp_path), "r")
     assert second._started == pytest.approx(first._started, abs=1e-3)
-    assert 'raypack_checkpoint_failures_total{run="r"} 1.0' in _metrics(second)
+    text = _metrics(second)
+    assert 'raypack_checkpoint_failures_total{run="r"} 1.0' in text
+    (begun,) = re.findall(r'raypack_attempt_timestamp_seconds{run="r"} (.*)', text)
+    assert float(begun) == started.time
     summary = second.finish()
     assert summary.wall_seconds == pytest.approx(600, abs=30)
     assert summary.goodput == pytest.approx(6 / summary.wall_seconds)

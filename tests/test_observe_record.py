@@ -156,7 +156,7 @@ def test_json_round_trip_is_exact(step: int, loss: float | None, counts: dict, w
     assert StepRecord.from_json(text) == made
 
 
-def test_design_fields_are_all_there() -> None:
+def test_promised_fields_are_all_there() -> None:
     needed = (
         "step attempt epoch first_sample sample_count effective loss grad_norm tokens labels rounds seconds "
         "plan_wait_seconds plan_seconds plan_bound_ratio policy mfu model_flops bytes bytes_static bytes_dynamic "

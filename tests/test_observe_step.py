@@ -49,9 +49,9 @@ def traced_on_rank(rank: int, world: int, run_dir: str) -> tuple[dict, dict, dic
 
 
 @pytest.fixture(scope="module")
-def traced(pool, tmp_path_factory):
+def traced(processes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("traced")
-    return folder, pool.run(2, traced_on_rank, str(folder))
+    return folder, processes.run(2, traced_on_rank, str(folder))
 
 
 def test_seconds_of_layer_kinds_fill_forward_and_backward(traced) -> None:

@@ -209,15 +209,22 @@ def test_seconds_of_a_pack_are_its_largest_full_part_plus_its_largest_cheap_part
     assert seconds == pytest.approx(full + cheap + packs.exchange[0])
 
 
-def test_a_pack_starts_when_the_last_of_its_ranks_has_left_the_round_before() -> None:
+@pytest.mark.parametrize(("busy", "quick"), [(0, 1), (1, 0)])
+def test_a_pack_starts_when_the_last_of_its_ranks_has_left_the_round_before(busy: int, quick: int) -> None:
+    """Whichever rank is the last."""
     costs = Costs(MODEL, CLUSTER)
-    first = Round((Placement(0, 900, Block(0, 1), Block(0, 1), 0), Placement(1, 100, Block(1, 1), Block(1, 1), 0)))
-    second = Round((Placement(2, 400, Block(1, 1), Block(1, 1), 0),))
+
+    def alone(sample: int, length: int, rank: int) -> Placement:
+        return Placement(sample, length, Block(rank, 1), Block(rank, 1), 0)
+
+    first = Round((alone(0, 900, busy), alone(1, 100, quick)))
+    second = Round((alone(2, 400, quick),))
     third = Round((Placement(3, 200, Block(0, 2), Block(0, 2), 0),))
     plan = Plan((2,), (first, second, third))
     loads = load_rounds(table_of(plan), plan.topology, costs)
     a, b, c = (pack_seconds(load, costs).seconds for load in loads)
-    assert run_clock(loads, plan.topology, costs, "step").seconds == pytest.approx(max(a[0], a[1] + b[0]) + c[0])
+    assert a[busy] > a[quick] + b[0]
+    assert run_clock(loads, plan.topology, costs, "step").seconds == pytest.approx(a[busy] + c[0])
 
 
 def test_in_lockstep_every_layer_waits_for_the_slowest_rank_and_prefetch_gives_slack() -> None:

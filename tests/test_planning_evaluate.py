@@ -41,6 +41,14 @@ def test_busy_and_waiting_fill_the_step(plan: Plan, model: ModelConfig, sync: st
     assert found.rank_tokens_max >= found.rank_tokens.max() / max(found.rounds, 1) - 1e-9
 
 
+@pytest.mark.parametrize("sync", ["step", "layer", "node"])
+def test_a_rank_alone_never_waits(sync: str) -> None:
+    alone = (Placement(i, n, Block(0, 1), Block(0, 1), n - 1) for i, n in enumerate((900, 40, 300)))
+    plan = Plan((1,), tuple(Round((placement,)) for placement in alone))
+    found = evaluate(plan, ROOMY.model_copy(update={"round_seconds": 1e-3}), MODEL, sync)
+    assert found.rank_busy.tolist() == pytest.approx([found.seconds])
+
+
 @settings(max_examples=60, deadline=None)
 @given(plans(), models())
 def test_waiting_in_every_layer_never_saves_time(plan: Plan, model: ModelConfig) -> None:

@@ -87,18 +87,20 @@ def test_packing_keeps_the_linear_cap_in_every_round() -> None:
     assert next(p for p in plan.placements if p.length == 1800).parent.width == 2
 
 
-def test_recompute_is_a_choice_where_it_has_a_cap_of_its_own() -> None:
-    roomy = CLUSTER.model_copy(update={"rank_tokens_max": 1000, "rank_tokens_max_full": 8000})
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_recompute_is_a_choice_where_it_has_a_cap_of_its_own(how: str) -> None:
+    cap = f"rank_tokens_max_{how}"
+    roomy = CLUSTER.model_copy(update={"rank_tokens_max": 1000, cap: 8000})
     n = np.array([3500, 200, 200, 200])
     pool = propose(n, Topology((2,)), roomy, HEADS)
-    assert {s.recompute for s in pool if s.longest == 3500} == {"full"}
+    assert {s.recompute for s in pool if s.longest == 3500} == {how}
     plan, chosen = strategy_plan(Samples.of_lengths(n), Topology((2,)), roomy, HEADS, pool)
-    assert chosen.recompute == "full"
-    assert {r.recompute for r in plan.rounds} == {"full"}
+    assert chosen.recompute == how
+    assert {r.recompute for r in plan.rounds} == {how}
     found = evaluate(plan, roomy, HEADS)
     assert found.bound_seconds <= found.seconds
     with pytest.raises(RaypackError, match="length = 3500 fits no block"):
-        propose(n, Topology((2,)), roomy.model_copy(update={"rank_tokens_max_full": 0}), HEADS)
+        propose(n, Topology((2,)), roomy.model_copy(update={cap: 0}), HEADS)
 
 
 def test_a_sample_beyond_the_pool_is_named() -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (ROOT / "requirements-cpu.lock").read_text(encoding="utf-8")
 
-# The thin actors are the exceptions that design section 3 names.
+# The thin actors are the exceptions.
 IMPURE = {"raypack.planning.planner"}
 
 

@@ -281,12 +281,13 @@ def on_s3(rank: int, world: int, function: Callable[..., Any], case: Case, addre
 
 
 @pytest.mark.pool
-def test_ranks_write_to_s3_together_and_another_world_reads_it(bucket: Callable[[str], str], pool: Any) -> None:
+@pytest.mark.rest
+def test_ranks_write_to_s3_together_and_another_world_reads_it(bucket: Callable[[str], str], processes: Any) -> None:
     case, root = of("world"), bucket("raypack/runs/ranks")
-    tensors, losses = pool.run(3, on_s3, saved_on_rank, case, root)[0]
+    tensors, losses = processes.run(3, on_s3, saved_on_rank, case, root)[0]
     address, notes = newest(open_store(root))
     assert (open_store(root).newest_step(), notes) == (2, [])
-    for found, resumed in pool.run(2, on_s3, loaded_on_rank, case, address):
+    for found, resumed in processes.run(2, on_s3, loaded_on_rank, case, address):
         assert same(found, tensors)
         np.testing.assert_allclose(resumed, losses, rtol=1e-10)
 

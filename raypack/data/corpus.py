@@ -5,7 +5,7 @@ A directory of
 - `corpus.json`: the header (`CorpusHeader`), written last;
 - `tokens.bin`: all documents' tokens end to end, little-endian, in the smallest unsigned type for the vocabulary;
 - `offsets.bin`: int64 [documents + 1], first token of each document, and the total;
-- `labels.bin`: int64 [documents], tokens of each document that carry a label;
+- `labels.bin`: int64 [documents], tokens of each document that carry a label: all but the last (no masks yet);
 - `holdout.bin`: uint8 [documents], 1 where the document is held out.
 
 Files are data: raw arrays and JSON, nothing is ever unpickled. Other formats come in as other classes with the
@@ -50,7 +50,7 @@ class Documents(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """int64 [documents], labels."""
+        """int64 [documents], labels: as many as `load_rows` gives, all tokens but the last."""
         ...
 
     def documents(self, split: Split) -> np.ndarray:
@@ -164,11 +164,20 @@ class Corpus:
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """int64 [documents]: labels of each document (length - 1 for plain text)."""
+        """int64 [documents]: labels of each document: every token has one, the next token, but the last.
+
+        This version of the format can't say which labels are masked, and they would be trained on: other counts are
+        refused.
+        """
         labels = np.array(self._labels)
-        wrong = np.flatnonzero((labels < 0) | (labels >= self.lengths))
+        wrong = np.flatnonzero(labels != self.lengths - 1)
         if len(wrong):
-            raise _damaged(self.path, f"document {wrong[0]} has {labels[wrong[0]]} labels")
+            first = wrong[0]
+            raise _damaged(
+                self.path,
+                f"document {first} has {self.lengths[first]} tokens and {labels[first]} labels (labels.bin), and must "
+                f"have {self.lengths[first] - 1}, since version {VERSION} has no masks",
+            )
         return _frozen(labels)
 
     def documents(self, split: Split) -> np.ndarray:

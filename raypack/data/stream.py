@@ -1,4 +1,4 @@
-"""The sample stream: which samples each step takes, whatever the world looks like (pure; design section 6).
+"""The sample stream: which samples each step takes, whatever the world looks like (pure; docs/planning.md).
 
 A state `(seed, epoch, next_sample)` determines the next step and the state after it. An epoch takes every usable
 document once, in a seeded order; a step takes samples in that order until the next would exceed `tokens_per_step`.

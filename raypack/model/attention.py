@@ -43,6 +43,7 @@ class Attention(nn.Module):
         if self.kind == "F" and frame.gathered is not None:
             return self.out(self._gathered(qkv, frame, frame.gathered, wire).flatten(1))
         attend = frame.full if self.kind == "F" else frame.sparse
+        assert attend is not None
         return self.out(self._exchanged(qkv, attend, wire).flatten(1))
 
     def _exchanged(self, qkv: torch.Tensor, attend: Attend, wire: Wire) -> torch.Tensor:
@@ -56,6 +57,7 @@ class Attention(nn.Module):
             calls, attend.into.calls, attend.packings, attend.kv_of_q, strict=True
         ):
             if description.spread:
+                assert self.kind == "F", "an S layer got the exchange of full layers"
                 assert attend.hsap is not None
                 outputs.append(hsap_attention(call, attend.hsap, wire))
                 continue

@@ -61,7 +61,8 @@ class Frame:
     Attributes:
         rows: tokens this rank holds.
         segments: which tokens they are; `samples` and `lengths` name the documents by `segments.placement`.
-        full, sparse: attention of F and of S layers; `full` without the rows of `gathered`.
+        full, sparse: attention of F and of S layers; `full` without the rows of `gathered`; `sparse` is None in
+            models without S layers.
         gathered: kv_gather documents, where there are any around this rank.
         states, halo: linear attention and its convolution, in models with L layers (and `linear_conv`).
         recompute: none, selective or full; equal on all ranks.
@@ -72,7 +73,7 @@ class Frame:
     samples: np.ndarray
     lengths: np.ndarray
     full: Attend
-    sparse: Attend
+    sparse: Attend | None
     gathered: Gathered | None
     states: StatePlan | None
     halo: HaloPlan | None
@@ -94,9 +95,9 @@ def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig
     gathered = _gathered(layout, rank)
     exchanged = layout if gathered is None else layout.keeping(lambda run: not gathers(run))
     full = _attend(exchanged, rank, model, full=True)
-    # One set of exchanges where every sample's parent is its child: a plan without repacking pays nothing for it.
-    same = "S" not in model.kinds or (exchanged is layout and all(run.parent == run.child for run in layout.runs))
-    sparse = full if same else _attend(layout, rank, model, full=False)
+    sparse = None
+    if "S" in model.kinds:
+        sparse = full if _alike(layout) else _attend(layout, rank, model, full=False)
     segments, linear = layout.segments(rank), "L" in model.kinds
     return Frame(
         rows=layout.rows(rank),
@@ -110,6 +111,15 @@ def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig
         halo=plan_halo(layout, rank, segments, model.linear_conv) if linear and model.linear_conv else None,
         recompute=round_.recompute,
     )
+
+
+def _alike(layout: Layout) -> bool:
+    """Whether S layers need nothing else than F layers: whole heads of every sample, exchanged over the same ranks.
+
+    A plan without repacking then pays for one set of exchanges. Only attention by heads is known to be fit for that:
+    gathered keys leave F's exchange out, and hsap brings a rank its node's tokens in place of the sample's.
+    """
+    return all(run.parent == run.child and run.attention == "ulysses" for run in layout.runs)
 
 
 def _gathered(layout: Layout, rank: int) -> Gathered | None:

@@ -145,6 +145,8 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
     """Fill parameters from `seed` and their own names: the same weights in any world and in any order of calls.
 
     Matrices: normal, std 0.02, the projections back into the residual stream divided by sqrt(2 x layers). Norms: 1.
+    Embeddings: std 1 where the head does not share them, and routers 1 / sqrt(width): tokens must differ by more than
+    what the first updates add to all of them alike, else a router soon sends all tokens to the same experts.
     Convolutions start near the identity: 1 is added to the tap of the token itself.
     """
     for name, parameter in module.named_parameters():
@@ -153,7 +155,11 @@ def initialize(module: nn.Module, config: ModelConfig, seed: int, prefix: str = 
             parameter.fill_(1.0)
             continue
         std = 0.02
-        if full_name.endswith(("attention.out.weight", "ffn.down.weight", "ffn.down", "shared.down.weight")):
+        if full_name == "embed.weight" and not config.tied_head:
+            std = 1.0
+        elif full_name.endswith("router.weight"):
+            std = config.width**-0.5
+        elif full_name.endswith(("attention.out.weight", "ffn.down.weight", "ffn.down", "shared.down.weight")):
             std /= (2 * config.layers) ** 0.5
         digest = hashlib.sha256(f"{seed}:{full_name}".encode()).digest()
         generator = torch.Generator(device=parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))

@@ -127,8 +127,8 @@ def _softmax(config: ModelConfig, layer: Mapping[str, Tensor], y: Tensor, kind: 
     n = len(y)
     q, k, v = _split_heads(config, y @ layer["qkv.weight"].T)
     if config.qk_norm:
-        q = rms_norm(q, layer["q_norm.weight"], config.norm_eps)
-        k = rms_norm(k, layer["k_norm.weight"], config.norm_eps)
+        q = rms_norm(q, layer["q_norm"], config.norm_eps)
+        k = rms_norm(k, layer["k_norm"], config.norm_eps)
     q, k = (rope(part, torch.arange(n), config.rope_base) for part in (q, k))
     return attention(q, k, v, [n], window=config.window if kind == "S" else None, sinks=config.sinks)
 
@@ -162,12 +162,18 @@ def feature(x: Tensor, name: str) -> Tensor:
     return maps[name](x)
 
 
+def _of_layer(state: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
+    """Layer `i`, its attention's parameters beside the others: all names differ."""
+    at = f"layers.{i}."
+    return {name.removeprefix(at).removeprefix("attention."): t for name, t in state.items() if name.startswith(at)}
+
+
 def hidden_states(config: ModelConfig, state: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     """The whole decoder on one document, int64 [n]: [n, width] after the last norm."""
     n = len(tokens)
     x = state["embed.weight"][tokens]
     for i, kind in enumerate(config.kinds):
-        layer = {name.removeprefix(f"layers.{i}."): t for name, t in state.items() if name.startswith(f"layers.{i}.")}
+        layer = _of_layer(state, i)
         y = rms_norm(x, layer["attention_norm.weight"], config.norm_eps)
         y = _linear(config, layer, y) if kind == "L" else _softmax(config, layer, y, kind)
         x = x + y.reshape(n, -1) @ layer["out.weight"].T
@@ -189,11 +195,12 @@ def reference_loss(
 
     Args:
         config: of the model.
-        state: its `state_dict()` (parameters may require gradients): `embed.weight`, `layers.{i}.` with
-            `attention_norm.weight`, `qkv.weight` (rows: Q heads, K heads, V heads), `q_norm.weight` and `k_norm.weight`
-            where `qk_norm`, `out.weight`, in L layers `conv`, `out_norm`, `gate_in.weight`, `gate_out.weight` and
-            `gate_out.bias` where the model has them, `ffn_norm.weight`, `ffn.` of `SwiGLU` or `MoE`; `norm.weight`;
-            `head.weight` unless tied.
+        state: `HybridModel(config).state_dict()`, or leaves that require gradients under the same names: `embed.weight`;
+            `layers.{i}.` with `attention_norm.weight`, `attention.qkv.weight` (rows: Q heads, K heads, V heads),
+            `attention.out.weight`, `attention.q_norm` and `attention.k_norm` where `qk_norm`, in L layers
+            `attention.conv`, `attention.out_norm`, `attention.gate_in.weight`, `attention.gate_out.weight` and
+            `attention.gate_out.bias` where the model has them, `ffn_norm.weight`, `ffn.` of `SwiGLU` or `MoE`;
+            `norm.weight`; `head.weight` unless tied.
         documents: token ids of each.
         labels: of each token; -100 = none.
 

@@ -63,10 +63,14 @@ class Exporter:
         """The run's start, Unix seconds."""
         self._series("raypack_start_timestamp_seconds").set(time)
 
-    def started(self, time: float) -> None:
-        """An attempt starts at `time`, Unix seconds: the ages of its first step and checkpoint count from here."""
-        for what in ("attempt", "step", "checkpoint"):
+    def waits_since(self, time: float) -> None:
+        """The ages of the next step and checkpoint count from `time`, Unix seconds."""
+        for what in ("step", "checkpoint"):
             self._series(f"raypack_{what}_timestamp_seconds").set(time)
+
+    def attempt_started(self, time: float) -> None:
+        """The current attempt's start, Unix seconds."""
+        self._series("raypack_attempt_timestamp_seconds").set(time)
 
     def checkpoint_failed(self, count: int = 1) -> None:
         self._series("raypack_checkpoint_failures_total").inc(count)

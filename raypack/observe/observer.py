@@ -111,7 +111,9 @@ class RunObserver:
                 self._exporter.restarted(attempt - self._attempt)
             self._attempt = attempt
             self._keep(self._collector.begin(attempt))
-            self._exporter.started(time.time())
+            now = time.time()
+            self._exporter.waits_since(now)
+            self._exporter.attempt_started(now)
         self._exporter.world(world)
 
     def report(self, *reports: RankReport) -> Receipt:
@@ -167,8 +169,11 @@ class RunObserver:
 
     def _go_on(self) -> None:
         """Take in what is on file, as if this observer had been there."""
-        self._exporter.started(time.time())
-        self._exporter.checkpoint_failed(sum(event.event == "unsaved" for event in read_attempts(self.run_dir)))
+        self._exporter.waits_since(time.time())
+        for event in read_attempts(self.run_dir):
+            if event.event == "started":
+                self._exporter.attempt_started(event.time)
+            self._exporter.checkpoint_failed(event.event == "unsaved")
         for record in read_lines(self.run_dir / STEPS_FILE):
             if record.run_seconds is not None:
                 self._started = record.time - record.run_seconds

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from raypack.observe.record import StepRecord
 from raypack.observe.series import columns
-from raypack.observe.sketches import SKETCHES
+from raypack.observe.sketches import HEIGHT, SKETCHES, WIDTH, margins
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ def plots(records: Sequence[StepRecord]) -> list[Plot]:
         return []
     made = []
     for sketch in SKETCHES:
-        figure = Figure(figsize=(5.6 * (1 + (sketch.panels > 1)), 3.0), layout="constrained")
+        figure = Figure(figsize=(WIDTH * sketch.panels, HEIGHT))
         FigureCanvasAgg(figure)
         axes = list(figure.subplots(1, sketch.panels, squeeze=False).flat)
+        margins(figure)
         for axis in axes:
             axis.tick_params(labelsize=8)
         if sketch.draw(axes, kept, records):

@@ -1,4 +1,4 @@
-"""What ranks report, and the one typed record a step becomes (design section 7).
+"""What ranks report, and the one typed record a step becomes (docs/metrics.md).
 
 `RankReport` is what a rank sends after a step; rank 0's carries the `StepFacts` that are equal on all ranks.
 `merge.merge` makes a `StepRecord` of them: one JSON line of `steps.jsonl`, and all that metrics and tables ever read.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from raypack.observe.record import PHASES, StepRecord, by_scope
@@ -14,6 +15,8 @@ from raypack.observe.series import Columns, scope_bytes
 from raypack.observe.spread import SHARES
 
 RANKS_DRAWN = 512
+WIDTH, HEIGHT = 5.6, 3.0
+"""Inches of a panel."""
 MEANS_SINCE = 2
 """Records of version 1 have each phase on a slowest rank of its own: no parts of one step."""
 
@@ -143,7 +146,7 @@ def _sites(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     axis.set_yticks(rows, sites, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("MB, whole run", fontsize=8)
-    axis.legend(fontsize=7, frameon=False)
+    _legend_below(axis, left=0.3 + 0.07 * max(map(len, sites)))
     return True
 
 
@@ -205,6 +208,7 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
         extent=(steps[0] - 0.5, steps[-1] + 0.5, busy.shape[1] - 0.5, -0.5),
         interpolation="nearest",
     )
+    margins(axis.figure, right=0.4)
     axis.figure.colorbar(shown, ax=axis).set_label("busy / mean", fontsize=8)
     _across_steps(axis, "rank")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -281,11 +285,28 @@ def _stack(axis: Axes, kept: Columns, parts: dict[str, np.ndarray]) -> None:
     axis.set_ylim(bottom=0)
 
 
-def _legend_below(axis: Axes) -> None:
-    """Areas fill the axes, so that no corner is left for names."""
-    axis.figure.legend(
-        *axis.get_legend_handles_labels(), fontsize=7, frameon=False, ncols=4, loc="outside lower center"
+def margins(figure: Figure | SubFigure, left: float = 0.75, right: float = 0.15, bottom: float = 0.48) -> None:
+    """Inches around each panel, for its numbers and names.
+
+    Fixed, since a layout that measures every text doubles the time of a page, and a run waits for it at its end.
+    """
+    wide = figure.bbox.width / figure.dpi
+    panels = wide / WIDTH
+    inner = (wide - panels * left - panels * right) / panels
+    figure.subplots_adjust(
+        left=left / wide,
+        right=1 - right / wide,
+        bottom=bottom / HEIGHT,
+        top=1 - 0.2 / HEIGHT,
+        wspace=(left + right) / inner,
     )
+
+
+def _legend_below(axis: Axes, left: float = 0.75) -> None:
+    """Areas fill the axes, so that no corner is left for names; `left` = margin, inches."""
+    handles, names = axis.get_legend_handles_labels()
+    margins(axis.figure, left, bottom=0.55 + 0.17 * -(-len(names) // 4))
+    axis.figure.legend(handles, names, fontsize=7, frameon=False, ncols=4, loc="lower center")
 
 
 def _mark_restarts(axis: Axes, kept: Columns) -> None:

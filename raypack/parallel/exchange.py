@@ -1,4 +1,4 @@
-"""From one layout to another: one all-to-all and the row moves around it (design section 4).
+"""From one layout to another: one all-to-all and the row moves around it (docs/exchange.md).
 
 Everything here is decided on the host from a `Layout` (`exchange_build`); nothing communicates (`wire` does). Units: a
 *vector* is one head of one token, `head_dim` numbers. Token tensors are [rows, heads, head_dim] with the heads of a

@@ -1,4 +1,4 @@
-"""Who holds which tokens and heads in a round: a pure function of its placements (design section 4).
+"""Who holds which tokens and heads in a round: a pure function of its placements (docs/exchange.md).
 
 Two layouts of the same samples:
 

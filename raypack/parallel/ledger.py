@@ -1,4 +1,4 @@
-"""What was really sent, in bytes, by site and scope (design sections 2 and 7)."""
+"""What was really sent, in bytes, by site and scope (docs/metrics.md)."""
 
 from __future__ import annotations
 

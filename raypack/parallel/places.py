@@ -1,4 +1,4 @@
-"""From where the workers run to the topology: ranks must be contiguous per node (design section 2)."""
+"""From where the workers run to the topology: ranks must be contiguous per node (docs/exchange.md)."""
 
 from __future__ import annotations
 

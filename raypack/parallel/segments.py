@@ -1,5 +1,5 @@
-"""Which node of a parent attends for which tokens of its hsap documents: a pure function of the lengths (design
-section 5).
+"""Which node of a parent attends for which tokens of its hsap documents: a pure function of the lengths
+(docs/hsap.md).
 
 A document stays whole where it fits, on its *home* (the node that holds its first token) before any other: then neither
 its keys nor its queries cross nodes. Only what would overload a node is cut, in proportion to the room that is left:

@@ -37,6 +37,12 @@ class _Levels:
     even_full: float
     even_cheap: float
 
+    @classmethod
+    def of(cls, slots: int, full: float, cheap: float) -> _Levels:
+        """Nothing so far, of these totals; a share is never zero (models without F layers): loads are divided by it."""
+        least = float(np.finfo(np.float64).tiny)
+        return cls(np.zeros(slots), np.zeros(slots), max(full / slots, least), max(cheap / slots, least))
+
 
 def balanced_tables(problem: Problem) -> list[Table]:
     """Plans for several numbers of rounds and widths of parents."""
@@ -54,8 +60,7 @@ def balanced_table(problem: Problem, rounds: int, share: float) -> Table:
     single = shapes.parent == 1
     full_one = shapes.select(single).full_seconds(unique)[:, 0][index]
     cheap_one = shapes.select(single).cheap_seconds(unique)[:, 0][index]
-    slots = world * rounds
-    levels = _Levels(np.zeros(slots), np.zeros(slots), full_one.sum() / slots, cheap_one.sum() / slots)
+    levels = _Levels.of(world * rounds, float(full_one.sum()), float(cheap_one.sum()))
     choice = _shapes(shapes, unique, share * levels.even_full, CHEAP_SHARE * levels.even_cheap)[index]
     full = shapes.full_seconds(unique)[index, choice]
     cheap = shapes.cheap_seconds(unique)[index, choice]

@@ -1,4 +1,4 @@
-"""Floors under the seconds of every plan of a step (design section 6).
+"""Floors under the seconds of every plan of a step (docs/planning.md).
 
 - The *plain bound*: work without communication spread over all ranks, or the slowest sample at its best shape.
 - The *area bound*: least T with  sum over samples of min{area(shape) : seconds(shape) <= T} <= ranks x T.
@@ -51,7 +51,9 @@ def least_time(seconds: np.ndarray, area: np.ndarray, counts: np.ndarray, ranks:
     keep = np.isfinite(times) & (steps != 0)
     at, change = times[keep], steps[keep]
     by_time = np.argsort(at, kind="stable")
-    at, total = at[by_time], np.cumsum(change[by_time])
+    # Before the first step no area is taken. It may be the only interval: children wider than their documents are long
+    # take none, where there are no S layers.
+    at, total = np.append(0.0, at[by_time]), np.append(0.0, np.cumsum(change[by_time]))
     start = float(times[:, 0].max())
     # Total area is valid from `at` until the next step; before `start` some sample has no shape at all.
     until = np.append(at[1:], np.inf)

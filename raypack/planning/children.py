@@ -1,4 +1,4 @@
-"""Policy `repack`: keep the packs of `dynamic`, give each sample a node-local child (design section 6).
+"""Policy `repack`: keep the packs of `dynamic`, give each sample a node-local child (docs/planning.md).
 
 In a pack all ranks share the full attention of all samples, whatever the children are; the cheap layers only see the
 children. So the child solver balances cheap seconds alone: least-area child widths under a time limit, then list

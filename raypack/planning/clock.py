@@ -1,4 +1,4 @@
-"""When every rank is done with every round: the three meanings of `sync` (design section 6).
+"""When every rank is done with every round: the three meanings of `sync` (docs/planning.md).
 
 - `step`: ranks meet only at the exchanges of full layers, inside their pack. A pack takes the largest full part plus
   the largest cheap part over its ranks, plus its exchanges; it starts when the last of its ranks has left the round

@@ -1,4 +1,4 @@
-"""Seconds, bytes and memory per unit of work: the cost model that planner, simulator and summaries share (section 6).
+"""Seconds, bytes and memory per unit of work: the cost model that planner, simulator and summaries share (docs/planning.md).
 
 Everything here is a coefficient: seconds of one rank for one query-key pair of one head, for one token, for one
 collective. `load` applies them to a round, `shapes` to single samples.

@@ -1,4 +1,4 @@
-"""Policy `joint`: a parent and a child for each sample (design section 6).
+"""Policy `joint`: a parent and a child for each sample (docs/planning.md).
 
 Constructive part, for several time limits around the bound: every sample takes the shape that keeps ranks busy least
 among those that are quick enough. Samples whose parent crosses nodes are placed first, each where the step is

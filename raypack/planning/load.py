@@ -1,4 +1,4 @@
-"""What one round asks of every rank: seconds, bytes and memory, exact to the token (design sections 4 and 6).
+"""What one round asks of every rank: seconds, bytes and memory, exact to the token (docs/planning.md).
 
 The shards are those of `parallel.layout` (a test compares them); computed here for all ranks at once, as arrays over
 *groups*, which are neighbouring placements with equal parent, child and attention.

@@ -51,7 +51,8 @@ def deal(problem: Problem, base: Table, weight: float) -> Table:
         one = problem.shapes.select(np.arange(len(problem.shapes)) == shape)
         lengths = problem.lengths[rows]
         full, cheap = one.full_seconds(lengths)[:, 0], one.cheap_seconds(lengths)[:, 0]
-        amount = np.stack([full / full.sum(), cheap / cheap.sum(), lengths / lengths.sum()])
+        # A part may weigh nothing: full attention without F layers, the rest where children outnumber tokens.
+        amount = np.stack([part / (part.sum() or 1.0) for part in (full, cheap, lengths)])
         load = np.zeros((3, len(slots)))
         mix = np.array([1 - weight, weight, 0.0])
         room = np.full(len(slots), problem.cap * width / lengths.sum())

@@ -1,4 +1,4 @@
-"""The plan of one step: plain, hashable, replayable data (design section 7, plan JSON version 1).
+"""The plan of one step: plain, hashable, replayable data (docs/planning.md, The plan file).
 
 A `Placement` is the whole decision about one sample: its *parent* block computes its full attention, its *child*
 block (inside the parent) holds its tokens everywhere else. Placements that run together form a `Round`; a `Plan` is
@@ -115,7 +115,7 @@ class Plan:
         return replace(self, step=step, before=before, after=after)
 
     def to_data(self) -> dict[str, Any]:
-        """The JSON object of design section 7, complete (no defaults left out)."""
+        """The JSON object of docs/planning.md, complete (no defaults left out)."""
         stream = {
             "before": self.before._asdict() if self.before else None,
             "after": self.after._asdict() if self.after else None,
@@ -149,7 +149,7 @@ def _placement_data(p: Placement) -> dict[str, Any]:
 
 
 def plan_from_json(text: str) -> Plan:
-    """Read and check a plan, complete or made elsewhere (short forms of design section 7).
+    """Read and check a plan, complete or made elsewhere (short forms of docs/planning.md).
 
     Raises:
         RaypackError: not JSON, an unknown or missing key, a value of the wrong kind, or an illegal plan

@@ -1,4 +1,4 @@
-"""The planner actor: plans each step ahead of the workers and hands out references (design section 6).
+"""The planner actor: plans each step ahead of the workers and hands out references (docs/planning.md).
 
 `StepPlanner` is plain and decides; `PlannerActor` is the thin Ray actor around it. It keeps no state that matters: a
 request brings the stream state before the step, so a restarted actor, or another one, gives the same answer.

@@ -74,8 +74,8 @@ def make_plans(
         recompute: of every round.
         itemsize: bytes of one exchanged number.
         attention: of full layers, for policies beyond the baselines: ulysses; kv_gather (then parent = child, and all
-            of them give one plan); hsap for all parents over nodes; auto, kv_gather or hsap where it is cheaper in the
-            plan that ulysses gets.
+            of them give one plan); hsap for all parents over nodes, in rounds that keep the cap so; auto, kv_gather or
+            hsap where it is cheaper in the plan that ulysses gets.
 
     Raises:
         RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere, hsap
@@ -95,7 +95,7 @@ def make_plans(
         samples.canonical(), topology, Costs(model, cluster, itemsize), cluster.sync, longest, recompute, budget
     )
     own = replace(heads, attention="kv_gather") if attention == "kv_gather" and policy not in BASELINES else heads
-    own.check_fits()  # where gathered keys fit, exchanged heads do
+    own.check_fits()
     tables: dict[str, Table] = {}
     if own is heads:
         tables = tables_up_to(heads, max([policy, *baselines], key=POLICIES.index))
@@ -107,6 +107,7 @@ def make_plans(
         tables[policy] = spread_where_cheaper(heads, gather_where_cheaper(heads, tables[policy]))
     elif policy not in BASELINES and attention == "hsap":
         tables[policy] = spread_everywhere(heads, tables[policy])
+    check_cap(load_rounds(tables[policy], topology, heads.costs), heads.costs)
     return {
         name: table.to_plan(topology, name) for name, table in tables.items() if name == policy or name in baselines
     }

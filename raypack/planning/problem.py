@@ -13,6 +13,7 @@ from raypack.planning.bounds import Bounds, bounds
 from raypack.planning.clock import run_clock
 from raypack.planning.cost import PASSES, Costs, Passes
 from raypack.planning.evaluate import load_rounds
+from raypack.planning.load import RoundLoad
 from raypack.planning.plan import ATTENTIONS
 from raypack.planning.profiles import PairList, pair_list
 from raypack.planning.shapes import Shapes, shapes
@@ -129,11 +130,13 @@ class Problem:
 
     def _seconds(self, table: Table) -> float:
         loads = load_rounds(table, self.topology, self.costs)
-        limit = self.cap * (1 + 1e-9)
-        for load in loads:
-            if max(load.tokens.max(), load.full_held.max(), load.sparse_held.max()) > limit:
-                return float("inf")
+        if not all(map(self.keeps_cap, loads)):
+            return float("inf")
         return run_clock(loads, self.topology, self.costs, self.sync).seconds
+
+    def keeps_cap(self, load: RoundLoad) -> bool:
+        """Whether a round keeps both memory limits on every rank."""
+        return bool(max(load.tokens.max(), load.full_held.max(), load.sparse_held.max()) <= self.cap * (1 + 1e-9))
 
     def check_fits(self) -> None:
         """Raises RaypackError for a sample that fits nowhere: names it, the cap, and what would do."""

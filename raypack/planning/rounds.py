@@ -14,9 +14,13 @@ def capacity(problem: Problem, width: int) -> int:
     """Tokens that a block of `width` can hold in one round where parent = child = the block."""
     equal = problem.equal_shapes
     at = int(np.flatnonzero(equal.parent == width)[0])
-    held = max(float(equal.full_held[at]), float(equal.sparse_held[at]))
-    by_heads = int(problem.cap / held * (1 + 1e-12)) if held else problem.cap * width
-    return min(problem.cap * width, by_heads)
+    full, sparse, tokens = float(equal.full_held[at]), float(equal.sparse_held[at]), problem.cap * width
+    if sparse:
+        tokens = min(tokens, int(problem.cap / sparse * (1 + 1e-12)))
+    if full:
+        step = width if equal.padded else 1  # padded: one token more may be one on every rank
+        tokens = min(tokens, int(problem.cap / (full * step) * (1 + 1e-12)) * step)
+    return tokens
 
 
 def stack_rounds(

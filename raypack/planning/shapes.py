@@ -31,6 +31,7 @@ class Shapes:
         latency: seconds of the collectives of one round.
         intra, inter: seconds of rate a token, bytes sent by all ranks together.
         full_held, sparse_held: share of the sample's heads on the rank that holds most (memory).
+        padded: whether F layers hold a sample as if all shards were as long as the longest (kv_gather).
     """
 
     parent: np.ndarray
@@ -48,6 +49,7 @@ class Shapes:
     sparse_held: np.ndarray
     costs: Costs
     recompute: str
+    padded: bool
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -88,8 +90,8 @@ class Shapes:
     def need(self, lengths: np.ndarray) -> np.ndarray:
         """Least cap under which the sample fits alone, in tokens of a rank: [lengths, shapes]."""
         tokens = -(-lengths[:, None] // self.child[None, :])
-        held = np.outer(lengths, np.maximum(self.full_held, self.sparse_held))
-        return np.maximum(tokens, held)
+        full = (tokens * self.child if self.padded else lengths[:, None]) * self.full_held
+        return np.maximum(tokens, np.maximum(full, np.outer(lengths, self.sparse_held)))
 
     def fits(self, lengths: np.ndarray, cap: int = 0) -> np.ndarray:
         """Whether the sample alone keeps both memory limits (0: of this recompute): bool [lengths, shapes]."""
@@ -120,6 +122,7 @@ def shapes(topology: Topology, costs: Costs, recompute: str = "none", attention:
         local=crosses == 0,
         costs=costs,
         recompute=recompute,
+        padded=attention == "kv_gather",
         **dict(zip(COEFFICIENTS, columns, strict=True)),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from raypack.errors import RaypackError
 from raypack.parallel.topology import Block, Topology
+from raypack.planning.evaluate import load_rounds
 from raypack.planning.load import HSAP, ULYSSES
 from raypack.planning.problem import Problem
 from raypack.planning.table import Table
@@ -34,8 +35,15 @@ def check_even(topology: Topology) -> None:
 
 
 def spread_everywhere(problem: Problem, table: Table) -> Table:
-    """`table` with hsap for every parent over nodes, and parents widened where that makes the step shorter."""
+    """`table` with hsap for every parent over nodes, and parents widened where that makes the step shorter.
+
+    A node may attend for more than its even share of a document's tokens, so a round that keeps the cap by heads may
+    exceed it: such rounds stay as they are.
+    """
     spread = replace(table, attention=np.where(_can_spread(problem.topology, table), HSAP, table.attention))
+    loads = load_rounds(spread, problem.topology, problem.costs)
+    kept = np.array([problem.keeps_cap(load) for load in loads])
+    spread = replace(spread, attention=np.where(kept[spread.round], spread.attention, table.attention))
     return _widen(problem, spread, problem.judge(spread))
 
 

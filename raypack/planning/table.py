@@ -102,7 +102,7 @@ class Table:
         columns = (self.samples.ids, self.samples.lengths, *(getattr(self, name) for name in COLUMNS))
         made = hashlib.blake2b(repr(self.recompute).encode(), digest_size=16)
         for column in columns:
-            made.update(np.ascontiguousarray(column, dtype=np.int64))
+            made.update(column.tobytes())
         return made.digest()
 
     def in_round(self, number: int) -> RoundTable:

@@ -278,7 +278,8 @@ def _held_out(run: Run) -> StepWork | None:
     except RaypackError as error:
         trouble = str(error)
     digest = work.plan.digest if work is not None else bytes(32)
-    agree(run.host, digest, "the plan of the held-out samples", trouble)
+    labels = (work.labels, work.plan.labels) if work is not None else (0, 0)
+    agree(run.host, digest, "the plan of the held-out samples", trouble, labels=labels)
     return work
 
 

@@ -28,7 +28,7 @@ from raypack.training.machine import cores, memory_bytes
 EPSILON = 1e-9
 # Workers wait for each other most of the time, so a few may share a core; far more of them only take memory.
 WORKERS_PER_CORE, ALWAYS_ALLOWED = 4, 16
-# Resident, as measured with the embedded default; torch and Ray are most of it.
+# Resident, about: torch and Ray are most of it. What of the memory workers may take.
 WORKER_BYTES, USABLE = 0.4e9, 0.8
 
 

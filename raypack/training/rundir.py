@@ -1,4 +1,4 @@
-"""The run directory: where it is, who holds it, what a new run finds in it (design section 7, Places)."""
+"""The run directory: where it is, who holds it, what a new run finds in it (docs/use.md)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def train_step(
         leave: this rank was asked to leave before the step.
 
     Raises:
-        RaypackError: on all ranks alike, where ranks disagree or one is in trouble.
+        RaypackError: on all ranks alike, where ranks disagree, one is in trouble, or their labels are not the plan's.
         Leaving: on all ranks alike, where any was asked to leave; nothing of the step was done.
     """
     phases: dict[str, float] = {}
@@ -135,7 +135,7 @@ def _agree(trainer: Trainer, work: StepWork | None, trouble: str | None, leave: 
     plan = work.plan
     described = f"step {plan.step}, attempt {trainer.attempt}, plan {plan.digest.hex()[:12]} of {plan.policy}"
     digest = digest_of(plan.digest, plan.step, trainer.attempt, list(plan.nodes), trainer.identity)
-    if agree(group, digest, described, trouble, notice=leave):
+    if agree(group, digest, described, trouble, notice=leave, labels=(work.labels, plan.labels)):
         raise Leaving(f"before step {plan.step}")
 
 

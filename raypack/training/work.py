@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from raypack.config import ModelConfig
+from raypack.data.loader import NO_LABEL
 from raypack.model.frame import Frame, build_frame
 from raypack.parallel.topology import Topology
 from raypack.planning.plan import Plan
@@ -28,8 +29,11 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class StepWork:
+    """`labels` = how many this rank's rows carry, in all rounds."""
+
     plan: Plan
     rounds: tuple[RoundWork, ...]
+    labels: int
 
     @property
     def rank_tokens(self) -> int:
@@ -41,10 +45,11 @@ def prepare(plan: Plan, topology: Topology, rank: int, model: ModelConfig, load:
 
     Positions, labels and document borders come from the layout's segments and from nowhere else.
     """
-    rounds = []
+    rounds, held = [], 0
     for each in plan.rounds:
         frame = build_frame(each, topology, rank, model)
         s = frame.segments
         tokens, labels = load(frame.samples[s.placement], frame.lengths[s.placement], s.low, s.high)
+        held += int(np.count_nonzero(labels != NO_LABEL))
         rounds.append(RoundWork(frame, torch.from_numpy(tokens), torch.from_numpy(labels)))
-    return StepWork(plan, tuple(rounds))
+    return StepWork(plan, tuple(rounds), held)
