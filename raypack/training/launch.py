@@ -128,10 +128,12 @@ def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
     if not address_of(config):
         check_machine(config)
     run_dir, resume = resolve_run(config)
-    with view.phase("corpus", _corpus_in_words(config)) as said:
+    built = not config.data.corpus and not default_corpus_path().exists()
+    with view.phase("corpus", "the embedded one is built, once" if built else "") as said:
         path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=bar)
         corpus = Corpus.open(path)
-        said.append(f"{path}: {len(corpus.lengths):,} documents, {int(corpus.lengths.sum()):,} tokens")
+        documents, tokens = corpus.header.documents, corpus.header.tokens
+        said.append(f"{path} {'built' if built else 'found'}: {documents:,} documents, {tokens:,} tokens")
     with view.phase("checks") as said:
         counts = check_plan(config, corpus)
         if resume is not None:
@@ -153,16 +155,23 @@ def _train(run: Prepared, view: RunView) -> tuple[Summary | None, RaypackError |
             corpus=run.fates, tensorboard=seen.tensorboard,
         )  # fmt: skip
         said.append(f"run {run.run_dir}, metrics {url}")
+    ended: RaypackError | KeyboardInterrupt | None = None
     try:
         _run_attempts(run, planner, observer, view)
     except (RaypackError, KeyboardInterrupt) as error:
-        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
-        view.doing("the run is summed up", 0.0)
-        with suppress(RaypackError):
-            return _sum_up(observer, reason, config), error
-        return None, error
+        ended = error
     view.doing("the run is summed up", 0.0)
-    return _sum_up(observer, FINISHED, config), None
+    try:
+        asked = observer.finish.remote(_reason(ended))
+        return _wait(asked, config.timeouts.actor, "the observer's summary"), ended
+    except RaypackError as error:
+        return None, ended or error
+
+
+def _reason(ended: RaypackError | KeyboardInterrupt | None) -> str:
+    if ended is None:
+        return FINISHED
+    return "interrupted" if isinstance(ended, KeyboardInterrupt) else f"failed: {ended}"
 
 
 def _run_attempts(run: Prepared, planner: Any, observer: Any, view: RunView) -> None:
@@ -188,16 +197,6 @@ def _run_attempts(run: Prepared, planner: Any, observer: Any, view: RunView) -> 
         raise RaypackError(f"{reason or reason_of(failure)} (records and traceback: {run.run_dir})") from failure
 
 
-def _sum_up(observer: Any, reason: str, config: Config) -> Summary:
-    return _wait(observer.finish.remote(reason), config.timeouts.actor, "the observer's summary")
-
-
-def _corpus_in_words(config: Config) -> str:
-    if config.data.corpus or default_corpus_path().exists():
-        return ""
-    return "the embedded one is built, from the standard library of this Python"
-
-
 def _ray_in_words(config: Config, dashboard: str) -> str:
     address = address_of(config)
     where = f"the cluster at {address}" if address else "started on this machine, without its dashboard"
@@ -205,13 +204,15 @@ def _ray_in_words(config: Config, dashboard: str) -> str:
 
 
 def _write_page(run_dir: Path) -> str:
-    """Where the page is, else why there is none: a run that is done has not failed by it."""
-    from raypack.observe.page import write_page  # with it comes matplotlib
-
+    """Where the page is, else why there is none: a run that is done does not fail by it."""
     try:
+        from raypack.observe.page import write_page  # with it comes matplotlib
+
         return short(write_page(run_dir))
     except (OSError, RaypackError) as error:
         return f"could not be written: {error}"
+    except KeyboardInterrupt:
+        return "left out, as it was interrupted"
 
 
 def _trainer(settings: WorkerSettings) -> RunTrainer:
