@@ -178,6 +178,12 @@ def test_nonsense_is_one_line_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_numbers_that_json_lacks_become_null(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text(record(0).to_json().replace('"seconds":3.0', '"seconds":NaN') + "\n")
+    done = invoke("inspect", inputs / "run", tmp_path, "--json", "-")
+    assert json.loads(done.stdout)["figures"]["mean step seconds"]["values"] == [3.0, None]
+
+
 def test_words_that_are_no_text_pass_over(inputs: Path, tmp_path: Path) -> None:
     """Names of runs and lines of `attempts.jsonl` that no terminal and no decoder knows."""
     run = tmp_path / "a\udcffb"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -124,11 +125,21 @@ def people_console(json_target: str | None = None) -> Console:
 def write_json(data: Any, target: str) -> None:
     """Write `data` as one JSON document to the file `target`, or to standard output for `-`. Never half a file.
 
+    Numbers that are not finite, which JSON lacks, become null.
+
     Raises:
         RaypackError: the file cannot be written.
     """
-    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(_finite(data), indent=2, allow_nan=False) + "\n"
     if target == STANDARD_OUTPUT:
         click.echo(text, nl=False)
     else:
         write_file(target, text)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

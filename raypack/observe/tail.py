@@ -49,7 +49,7 @@ def is_live(run_dir: Path) -> bool:
     """Whether the run's observer says that it serves; a run that was killed says so for ever."""
     try:
         return bool(json.loads((run_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))["serving"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
