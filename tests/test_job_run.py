@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import urllib.request
 from collections.abc import Sequence
 from itertools import pairwise
