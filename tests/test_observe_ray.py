@@ -54,6 +54,10 @@ def test_the_actor_serves_records_and_refuses_in_one_line(ray_started, tmp_path:
             for rank, reporter in enumerate(reporters):
                 reporter.send(report(rank, step))
         assert all(reporter.close(30) for reporter in reporters)
+        deadline = time.monotonic() + 30
+        while len(ray_started.get(actor.pulse.remote(), timeout=30)[0].start) < len(("start", "groups", "plan_wait")):
+            assert time.monotonic() < deadline, "no pulse of the first step"
+            time.sleep(0.05)
     shown = [line.split("  ")[0] for line in text.getvalue().splitlines()]
     assert [name for name in shown if name.startswith("step")] == [f"step {i} ({i + 1} of 3)" for i in range(3)]
     assert [name for name in shown if name in ("workers", "process group", "groups", "first plan")] == [

@@ -185,10 +185,20 @@ class Acted:
         self.pulse = SimpleNamespace(remote=lambda: self.beat)
 
 
+class Overheard(RunView):
+    """Keeps what the spinner says."""
+
+    says = ""
+
+    def doing(self, text: str, seconds: float | None = None) -> None:
+        self.says = text
+
+
 def test_the_follower_tells_each_phase_of_each_start_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow.ray, "get", lambda asked, timeout: asked)
     observer, plain, up = Acted(), Console(file=io.StringIO(), width=200), [1]
-    follower = Follower(observer, RunView(plain, 9), tmp_path, attempt=3, workers=2, alive=lambda: up[0])
+    view = Overheard(plain, 9)
+    follower = Follower(observer, view, tmp_path, attempt=3, workers=2, alive=lambda: up[0])
 
     def poll(attempt: int | None = None, phases: int = 0, step: int = -1) -> list[str]:
         """What the next poll prints, cut before the seconds."""
@@ -199,6 +209,7 @@ def test_the_follower_tells_each_phase_of_each_start_once(tmp_path: Path, monkey
         return [re.split(r" {2,}", each)[0] for each in text_of(plain)[before:].splitlines()]
 
     assert poll() == []
+    assert view.says == "workers: 1 of 2 up"
     up[0] = 2
     assert poll() == ["workers"]
     assert poll(attempt=2, phases=4) == [], "of another group"
@@ -208,7 +219,8 @@ def test_the_follower_tells_each_phase_of_each_start_once(tmp_path: Path, monkey
     observer.records += [record(step, attempt=3) for step in (1, 2)]
     assert poll(attempt=3, phases=4, step=3) == ["step 1 (attempt 3) (2 of 9)", "step 2 (attempt 3) (3 of 9)"]
     observer.beat, up[0] = None, 0
-    assert poll() == [], "an observer that was replaced knows no pulse yet"
+    assert poll() == []
+    assert view.says == "step 3: forward", "an observer that was replaced knows no pulse yet: no start of workers"
     log = AttemptLog(tmp_path)
     log.add("started", 3, world=2)
     log.add("ended", 3, reason="rank 1: its process died")

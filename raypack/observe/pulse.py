@@ -54,16 +54,17 @@ class Pulses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(timeout=2 * self._interval)
+        self._thread.join(timeout=3 * self._interval)
 
     def _run(self) -> None:
         self._send()
         while not self._stop.wait(self._interval):
             self._send()
+        self._send(wait=self._interval)  # that it is over
 
-    def _send(self) -> None:
+    def _send(self, wait: float = 0.0) -> None:
         # An observer that is slow, or starting again, gets no second one before it took the first.
-        if self._asked is not None and not ray.wait([self._asked], timeout=0)[0]:
+        if self._asked is not None and not ray.wait([self._asked], timeout=wait)[0]:
             return
         try:
             self._asked = self._observer.beat.remote(self._pulse())
