@@ -142,7 +142,7 @@ def test_a_result_is_shown_before_a_write_that_fails(
         ("p.json", b'{"ranks": "' + b"x" * 100_000 + b'", "rounds": [[]]}', ("evaluate", "p.json"), "plan ranks = "),
         ("p.json", b"\xff\xfe", ("evaluate", "p.json"), "is no UTF-8 text"),
         ("c.toml", b"nodes = 1000000000\nranks_per_node = 8\n",
-         ("plan", "--lengths", "lengths.txt", "--cluster", "c.toml"), "at most 65536"),
+         ("plan", "--lengths", "lengths.txt", "--cluster", "c.toml"), "less than or equal to 8192"),
         ("n.txt", b"99999999999999999999", ("plan", "--lengths", "n.txt"), "length exceeds"),
         ("run/config.toml", b"[[[", ("inspect", "run", "run"), "config.toml"),
         ("run/config.toml", b"\xff", ("inspect", "run"), "config.toml"),

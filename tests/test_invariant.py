@@ -72,9 +72,9 @@ def check_all(pool, cases: list[tuple[Case, Plan]], tolerance: float = 1e-10) ->
     """As `check`, for plans of one topology in one call of the pool."""
     results = pool.run(cases[0][1].topology.world, compared_on_rank, cases, timeout=240.0)
     for case, of_ranks in zip(cases, zip(*results, strict=True), strict=True):
-        losses, digests, errors = zip(*of_ranks, strict=True)
+        digests, errors = zip(*of_ranks, strict=True)
         assert [error <= tolerance for error in errors if error is not None] == [True], (errors, case)
-        assert len(set(losses)) == len(set(digests)) == 1, case
+        assert len(set(digests)) == 1, case
 
 
 ALL, SOME = slice(None), slice(None, None, 3)
@@ -83,7 +83,7 @@ ALL, SOME = slice(None), slice(None, None, 3)
 @pytest.mark.parametrize(
     ("nodes", "which"),
     [
-        *(((1,), ALL), ((1, 1), ALL), ((2, 1), ALL), ((2, 2), ALL)),
+        *(((1,), SOME), ((1, 1), ALL), ((2, 1), ALL), ((2, 2), ALL)),
         *(((1, 1, 1, 2), SOME), ((3, 3), SOME), ((4, 3), SOME), ((4, 4), SOME), ((5, 4), SOME), ((3, 3, 3), SOME)),
     ],
 )
