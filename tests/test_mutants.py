@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import scaled
 from tests.mutant_list import MUTANTS, Mutant
 from tests.mutants import ROOT, edited, main, pytest_in, unsound
 
@@ -25,7 +26,7 @@ def test_every_named_test_exists() -> None:
     names = sorted({m.test for m in MUTANTS})
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *names],
-        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=scaled(120), check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
 
@@ -125,13 +126,13 @@ def test_ctrl_c_leaves_neither_a_process_nor_a_file(checkout: Path, tmp_path_fac
     running = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)}, stdout=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(60)
     while not (any("x * 2" in f.read_text() for f in folder.glob("*/raypack/code.py")) and working_in(folder)):
         assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    running.wait(30)
+    running.wait(scaled(30))
     assert list(folder.iterdir()) == []
     assert working_in(folder) == []
 

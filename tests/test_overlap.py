@@ -18,6 +18,7 @@ from raypack.planning.plan import Round
 from tests import threads
 from tests.hsap_ranks import Case, attend_on_rank
 from tests.linear_ranks import attention_on_rank, round_of
+from tests.machine import scaled
 from tests.test_layout import place
 
 
@@ -35,7 +36,7 @@ class Marks:
 
     def wait(self, way: str, number: int = 0) -> None:
         with self._changed:
-            reached = self._changed.wait_for(lambda: (way, number) in self._done, timeout=10)
+            reached = self._changed.wait_for(lambda: (way, number) in self._done, timeout=scaled(10))
         assert reached, f"{way} {number}: the other rank waits for this one before it computes what needs no other"
 
 
