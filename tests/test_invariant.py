@@ -159,8 +159,9 @@ def test_windows_hold_whatever_full_layers_exchange(pool):
     model, both = tiny_model(window=3, experts=0), Block(0, 2)
     for attention in ("ulysses", "kv_gather", "hsap"):
         plan = Plan(nodes=(1, 1), rounds=(Round((Placement(0, 17, both, both, 16, attention),)),))
+        right, _ = oracle(Case(model), plan)
         for loss, _, _ in pool.run(2, gradients_on_rank, Case(model), plan):
-            assert loss == pytest.approx(3.1250324015795, rel=1e-12), attention
+            assert loss == pytest.approx(right, rel=1e-12), attention
 
 
 def test_more_ranks_than_heads_and_empty_ranks(pool):
