@@ -59,8 +59,8 @@ def test_a_finished_run_says_what_came_of_it_and_what_its_plans_were_worth(run_d
     checkpoint(run_dir, 40)
     lines = said(run_dir, summary("finished"), "runs/mine/page.html")
     assert lines[""].startswith("run mine finished: 3 steps on 2 ranks, loss 5.5000 -> 3.5000")
-    assert lines["modelled"].startswith("this plan 6.00 s, 0.0 MB between nodes; dynamic 9.00 s (x 1.50), ")
-    assert "static 15.00 s (x 2.50), 21.0 MB between nodes" in lines["modelled"]
+    assert lines["modelled"].startswith("this plan 6.00 s, 0.0 MB between nodes; dynamic 9.00 s (1.50x), ")
+    assert "static 15.00 s (2.50x), 21.0 MB between nodes" in lines["modelled"]
     assert lines["modelled"].endswith("(same samples; cost model of cluster local-2x4)")
     assert lines["page"] == "runs/mine/page.html"
     assert "data build" in lines["next"]

@@ -136,7 +136,7 @@ def worth(s: Summary) -> str:
         ("dynamic", s.dynamic_step_seconds, s.bytes_dynamic),
         ("static", s.static_step_seconds, s.bytes_static),
     ):
-        each.append(f"{name} {seconds:,.2f} s (x {times(seconds, own)}), {_across(sent)}")
+        each.append(f"{name} {seconds:,.2f} s ({times(seconds, own)}x), {_across(sent)}")
     return "; ".join(each)
 
 

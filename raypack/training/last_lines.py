@@ -42,7 +42,7 @@ def last_lines(config: Config, run_dir: Path, summary: Summary | None, page: str
     if summary is not None and (figures := worth(summary)):
         lines.append(_named("modelled", f"{figures} (same samples; cost model of cluster {config.plan.cluster})"))
     checkpoint, trouble = _checkpoint(config, run_dir)
-    lines.append(_named("checkpoint", checkpoint or trouble))
+    lines.append(_whole("checkpoint", checkpoint) if checkpoint else _named("checkpoint", trouble))
     if checkpoint:
         lines.append(_whole("go on", command_to_go_on(typed, run_dir, 2 * config.run.steps if finished else 0)))
     if page:
