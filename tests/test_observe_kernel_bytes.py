@@ -111,7 +111,8 @@ def nodes():
 def idle(nodes) -> Counted:
     """Steps without labels: they agree, and that is all."""
     rounds = tuple(Round(tuple(p._replace(labels=0) for p in r.placements)) for r in PLAN.rounds)
-    found = nodes.counted(steps_on_rank, CASE, replace(PLAN, rounds=rounds))
+    case = replace(CASE, masked=tuple(p.sample for p in PLAN.placements))
+    found = nodes.counted(steps_on_rank, case, replace(PLAN, rounds=rounds))
     assert not found.ledger
     assert 0 < sum(found.kernel.values()) < 100_000
     return found
