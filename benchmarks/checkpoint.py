@@ -25,6 +25,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.random_rows import random_rows
 from raypack.config import ModelConfig, TrainSection, build, read_toml
 from raypack.parallel.groups import Groups
 from raypack.parallel.ledger import Ledger
@@ -41,7 +42,7 @@ from raypack.training.work import StepWork, prepare
 
 RUN_FILE = Path(__file__).resolve().parent.parent / "jobs" / "1f3s_local.toml"
 TOPOLOGY = Topology((4, 4))
-SAMPLES_A_RANK, TOKENS = 6, 512  # 24,576 tokens a step, as the run file has
+SAMPLES_A_RANK, TOKENS = 6, 512  # 24,576 tokens a step
 SCALES = (1, 2, 4)  # of every width: parameters grow with its square
 TIMEOUT_SECONDS = 900.0
 
@@ -179,9 +180,7 @@ def _work(model: ModelConfig, rank: int) -> StepWork:
     plan = Plan(nodes=TOPOLOGY.nodes, rounds=(Round(tuple(placements)),))
 
     def rows(samples: Any, lengths: Any, lows: Any, highs: Any) -> tuple[np.ndarray, np.ndarray]:
-        count = int(np.sum(np.asarray(highs) - np.asarray(lows)))
-        tokens = np.random.default_rng(rank).integers(0, model.vocabulary, count)
-        return tokens, tokens
+        return random_rows(lengths, lows, highs, model.vocabulary, seed=rank)
 
     return prepare(plan, TOPOLOGY, rank, model, rows)
 

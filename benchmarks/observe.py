@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paired import interval, verdict
+from benchmarks.random_rows import random_rows
 from raypack.config import ModelConfig, TrainSection
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.observer import start_observer
@@ -172,10 +173,7 @@ def planned_of(plan: Plan) -> PlannedStep:
 
 
 def _rows(samples: Any, lengths: Any, lows: Any, highs: Any) -> Any:
-    count = int(sum(highs - lows))
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, MODEL.vocabulary, (count,), generator=generator).numpy()
-    return tokens, tokens
+    return random_rows(lengths, lows, highs, MODEL.vocabulary, seed=0)
 
 
 def main(quick: bool) -> None:
