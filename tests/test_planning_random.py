@@ -85,17 +85,20 @@ def test_packs_balance_also_where_full_attention_weighs_nothing(policy: str, pat
 
 
 @pytest.mark.parametrize(
-    ("given_lengths", "nodes", "cap", "sync", "kv_heads", "attention"),
+    ("given_lengths", "nodes", "cap", "sync", "kv_heads", "policy", "attention"),
     [
-        ([8, 1], (4,), 4, "step", 1, "kv_gather"),  # K and V of 9 tokens are held padded, as of 12
-        ([325] * 7, (1, 1), 300, "layer", 7, "ulysses"),  # one sample a round, though by their sum it could be two
-        ([29], (1,) * 9, 18, "step", 7, "hsap"),  # of two nodes the document's home would hold 20 tokens
+        # K and V are held padded: what fits four ranks by its sum does not
+        ([4, 9, 1, 9, 9, 12], (4,), 6, "layer", 1, "repack", "kv_gather"),
+        # one sample a round, though by their sum it could be two
+        ([325] * 7, (1, 1), 300, "layer", 7, "static", "ulysses"),
+        # of two nodes a document's home would hold 29 tokens
+        ([42, 23], (1, 1, 1, 1), 27, "step", 7, "repack", "hsap"),
     ],
 )
-def test_the_cap_is_kept(given_lengths, nodes, cap, sync, kv_heads, attention) -> None:
+def test_the_cap_is_kept(given_lengths, nodes, cap, sync, kv_heads, policy, attention) -> None:
     cluster = CLUSTER.model_copy(update={"rank_tokens_max": cap, "sync": sync})
     model = MODEL.model_copy(update={"pattern": "FS", "kv_heads": kv_heads})
-    planned(given_lengths, nodes, cluster, model, "static", attention=attention)
+    planned(given_lengths, nodes, cluster, model, policy, attention=attention, budget=0)
 
 
 @settings(max_examples=20, deadline=None)
