@@ -71,7 +71,7 @@ dashboards: $(STAMP) ## write dashboards/*.json and the table of docs/metrics.md
 	$(BIN)/python -m dashboards.generate
 
 docs: $(STAMP) ## write docs/run-file.md from the settings
-	$(BIN)/python -m raypack.run_help docs/run-file.md
+	$(BIN)/python -m raypack.config.help docs/run-file.md
 
 clean: ## remove the environment and caches; runs and corpora stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -26,18 +26,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_rows import random_rows
+from raypack.checkpoint.checkpoints import Checkpoints, RunState, load
+from raypack.checkpoint.storage import folder_name, open_store
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, TrainSection, build, read_toml
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.plan import Placement, Plan, Round, StreamState
-from raypack.training.checkpoint import Checkpoints, RunState, load
+from raypack.plan.plan import Placement, Plan, Round, StreamState
+from raypack.plan.topology import Block, Topology
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
 from raypack.training.replicas import check_replicas
 from raypack.training.step import Trainer, train_step
-from raypack.training.storage import folder_name, open_store
 from raypack.training.work import StepWork, prepare
 
 RUN_FILE = Path(__file__).resolve().parent.parent / "jobs" / "1f3s_local.toml"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.baselines.neighbours import Passing, Ring
-from raypack.parallel.collect import all_gather
+from raypack.comm.collect import all_gather
 
 
 def work_for(x: Tensor, seconds: float, least: float = 0.0) -> Tensor:

@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from raypack.model import kernels_partial
-from raypack.model.kernels_partial import Partial, Span
+from raypack.kernels import partial as kernels_partial
+from raypack.kernels.partial import Partial, Span
 
 
 def pairs(spans: Sequence[Span]) -> int:

@@ -22,14 +22,15 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from raypack.parallel.exchange import Exchange, Heads
-from raypack.parallel.exchange_build import build_exchange
-from raypack.parallel.groups import Groups
-from raypack.parallel.layout import Layout
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire, to_heads, to_tokens
-from raypack.planning.plan import Placement, Round
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
+from raypack.exchange.heads.build import build_exchange
+from raypack.exchange.heads.exchange import Exchange, Heads
+from raypack.exchange.heads.run import to_heads, to_tokens
+from raypack.exchange.layout import Layout
+from raypack.plan.plan import Placement, Round
+from raypack.plan.topology import Block, Topology
 
 RANKS, TOKENS, HEADS, KV_HEADS, DIM = 8, 16_384, 32, 4, 128
 TARGET = 1.4

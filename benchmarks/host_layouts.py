@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from raypack.config import load_cluster, load_model
-from raypack.model.frame import build_frame
-from raypack.parallel.topology import Topology
+from raypack.layers.frame import build_frame
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 
 RANKS, SAMPLES, TOKENS, TARGET = 32, 1024, 2_000_000, 0.020
 

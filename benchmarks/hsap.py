@@ -29,13 +29,13 @@ from rich.table import Table
 
 from benchmarks import emulated
 from benchmarks.hsap_methods import Method, methods, packs
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.parallel.groups import Groups
-from raypack.parallel.kv_schedule import Signature, schedule_of
-from raypack.parallel.kv_transfers import STEP_ROWS, Pack, transfers_of
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Topology
-from raypack.parallel.wire import Wire
+from raypack.exchange.hsap.schedule import Signature, schedule_of
+from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, transfers_of
+from raypack.plan.topology import Topology
 from raypack.simulate.presets import length_preset
 
 LISTS = ("wikipedia", "wlb128k", "prolong")

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import packed, packed_gather, packed_ring
+from raypack.comm.wire import Wire
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.model.frame import Frame, build_frame
-from raypack.model.hsap import hsap_attention
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire, to_heads, to_tokens
-from raypack.planning.plan import Placement, Round
+from raypack.exchange.heads.run import to_heads, to_tokens
+from raypack.exchange.hsap.attention import hsap_attention
+from raypack.layers.frame import Frame, build_frame
+from raypack.plan.plan import Placement, Round
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Block, Topology
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 
 
 @dataclass(frozen=True)

@@ -37,16 +37,16 @@ from benchmarks import emulated
 from benchmarks.hsap import LISTS, NODES, PACK, drawn
 from benchmarks.hsap_methods import Method, methods, packs
 from benchmarks.rank_links import shape_ranks
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.cost import Costs
+from raypack.cost.costs import Costs
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Placement, Plan, Round
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 from raypack.simulate.nodes import SimulatedCluster, why_not
 
 SLOWER, DIM = 400, 16

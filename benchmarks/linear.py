@@ -25,14 +25,14 @@ from torch import Tensor
 
 from benchmarks.baselines import lasp1, linear_ring, ring
 from benchmarks.baselines.neighbours import Ring
-from raypack.model.linear import linear_attention
-from raypack.parallel.groups import Groups
-from raypack.parallel.layout import Layout
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.state import plan_states
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.plan import Placement, Round
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
+from raypack.exchange.lasp2.states import plan_states
+from raypack.exchange.layout import Layout
+from raypack.layers.linear.module import linear_attention
+from raypack.plan.plan import Placement, Round
+from raypack.plan.topology import Block, Topology
 
 RANKS, HEADS, DIM, CHUNK = 8, 2, 64, 64
 SIZES, QUICK_SIZES = (16_384, 32_768, 65_536, 131_072, 262_144), (16_384, 32_768)

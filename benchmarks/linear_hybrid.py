@@ -20,15 +20,15 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.model.frame import build_frame
-from raypack.model.hybrid import HybridModel, initialize
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
+from raypack.layers.frame import build_frame
+from raypack.model.decoder import HybridModel, initialize
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Placement, Plan, Round
 
 RANKS, TIMEOUT_SECONDS = 8, 900
 ATTENTIONS = ("ulysses", "kv_gather")

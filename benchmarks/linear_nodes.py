@@ -34,9 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 from raypack.config import ModelConfig, load_cluster
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.cost import Costs
-from raypack.planning.flops import token_flops
+from raypack.cost.costs import Costs
+from raypack.cost.flops import token_flops
+from raypack.plan.topology import Block, Topology
 from raypack.simulate.nodes import SimulatedCluster, why_not
 
 MODEL = ModelConfig(
@@ -184,12 +184,12 @@ def _methods(rows: int, rank: int, topology: Topology, slower: float) -> dict[st
 
     from benchmarks.baselines import lasp1, lasp1_published
     from benchmarks.emulate import RingOfKeys, SlowRing, gathered, swapped, work_for
-    from raypack.parallel.layout import Layout
-    from raypack.parallel.ledger import Ledger
-    from raypack.parallel.state import plan_states
-    from raypack.parallel.state_gather import finish, start
-    from raypack.parallel.wire import Wire
-    from raypack.planning.plan import Placement, Round
+    from raypack.comm.ledger import Ledger
+    from raypack.comm.wire import Wire
+    from raypack.exchange.lasp2.gather import finish, start
+    from raypack.exchange.lasp2.states import plan_states
+    from raypack.exchange.layout import Layout
+    from raypack.plan.plan import Placement, Round
 
     whole, times = Block(0, topology.world), Times.of(rows, topology.world, slower)
     tokens = rows * topology.world

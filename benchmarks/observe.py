@@ -39,22 +39,22 @@ from rich.table import Table
 
 from benchmarks.paired import interval, verdict
 from benchmarks.random_rows import random_rows
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, TrainSection
+from raypack.cost.flops import model_flops
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.observer import start_observer
 from raypack.observe.reporter import SEND_SECONDS, Reporter
 from raypack.observe.steps import read_steps
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.flops import model_flops
-from raypack.planning.plan import Placement, Plan, Round, StreamState
-from raypack.planning.planner import PlannedStep
+from raypack.plan.plan import Placement, Plan, Round, StreamState
+from raypack.plan.topology import Block, Topology
+from raypack.planning.steps import PlannedStep
 from raypack.training.feed import Fed
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
-from raypack.training.report import Reports
+from raypack.training.reports import Reports
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
-from raypack.planning.plan import plan_from_json
+from raypack.plan.plan_file import plan_from_json
 
 JOB = Path(__file__).resolve().parent.parent / "jobs" / "train_1f3s.py"
 # The first steps have nothing planned ahead yet.

@@ -12,12 +12,13 @@ import numpy as np
 from rich.table import Table as RichTable
 
 from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model
-from raypack.parallel.topology import Topology
+from raypack.cost.costs import Costs
+from raypack.plan.samples import Samples
+from raypack.plan.table import Table
+from raypack.plan.topology import Topology
 from raypack.planning.bounds import least_time
-from raypack.planning.cost import Costs
 from raypack.planning.policies import DEFAULT_BUDGET, best_table
 from raypack.planning.problem import Problem
-from raypack.planning.table import Samples, Table
 
 SETS = ("wikipedia", "wlb128k", "prolong")
 CLIP = 131_072

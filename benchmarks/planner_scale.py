@@ -21,10 +21,10 @@ from benchmarks.planner_cases import (
     target_cluster,
     target_model,
 )
-from raypack.parallel.topology import Topology
-from raypack.planning.grid import cover
+from raypack.plan.grid import cover
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 from raypack.planning.uniform import tile_table
 from raypack.simulate.presets import length_preset
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.topology import Topology
 from raypack.simulate.nodes import SimulatedCluster
 
 

@@ -75,10 +75,10 @@ def _in_subprocess(tokens: int) -> Measured:
 def _measure(tokens: int) -> Measured:
     import torch
 
-    from raypack.model.kernels import attention
-    from raypack.model.norm import RMSNorm
-    from raypack.model.packing import Packing
-    from raypack.model.rope import rope_table, rotate
+    from raypack.kernels.attention import attention
+    from raypack.kernels.packing import Packing
+    from raypack.layers.norm import RMSNorm
+    from raypack.layers.rope import rope_table, rotate
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

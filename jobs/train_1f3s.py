@@ -14,7 +14,7 @@ from pathlib import Path
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 try:
-    from raypack.training.job import main
+    from raypack.driver.job import main
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error} for {sys.executable}: `make setup`, then use .venv/bin/python; or install raypack there")
 

@@ -56,19 +56,25 @@ def write_file(path: str | Path, content: str | bytes) -> None:
     Raises:
         RaypackError: the file cannot be written.
     """
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise RaypackError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
+
+
+def replace_file(path: str | Path, content: str | bytes) -> None:
+    """As `write_file`, for files of our own: readers never see half of it. Raises OSError."""
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     path = Path(path)
+    if path.exists() and not path.is_file():
+        # A pipe or a device (/dev/stdout, a shell's >(...)) must be written in place, not replaced by a file.
+        path.write_bytes(data)
+        return
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{uuid.uuid4().hex}")
     try:
-        if path.exists() and not path.is_file():
-            # A pipe or a device (/dev/stdout, a shell's >(...)) must be written in place, not replaced by a file.
-            path.write_bytes(data)
-            return
         temporary.write_bytes(data)
         temporary.replace(target)
-    except OSError as error:
-        raise RaypackError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -128,3 +134,23 @@ def _check_folder(folder: Path, shown: str) -> None:
             pass
     except OSError as error:
         raise RaypackError(f"{shown}: cannot write in {folder}: {error.strerror or error}; choose another") from None
+
+
+def raypack_home() -> Path:
+    """`RAYPACK_HOME`, absolute; default `~/raypack`."""
+    return Path(os.environ.get("RAYPACK_HOME") or "~/raypack").expanduser().absolute()
+
+
+# Set by Ray for the entrypoint of a submitted job, and for nothing else.
+JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+def absolute(path: str) -> Path:
+    """Relative to the current directory; in a Ray job to RAYPACK_HOME, for there the current one may be a throw-away
+    copy."""
+    try:
+        given = Path(path).expanduser()
+    except RuntimeError:
+        raise RaypackError(f"{path}: there is no such user; give the directory itself") from None
+    base = raypack_home() if JOB_MARK in os.environ else Path.cwd()
+    return given if given.is_absolute() else (base / given).absolute()

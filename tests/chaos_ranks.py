@@ -24,9 +24,9 @@ import torch.distributed as dist
 from raypack.config import Config
 from raypack.data.corpus import Corpus
 from raypack.errors import Leaving, RaypackError
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Plan, StreamState
-from raypack.planning.planner import PlannedStep, StepPlanner
+from raypack.plan.plan import Plan, StreamState
+from raypack.plan.topology import Topology
+from raypack.planning.steps import PlannedStep, StepPlanner
 from raypack.training.loop import Job, Seat, train
 from raypack.training.progress import Progress
 

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from raypack.checkpoint.checkpoints import Checkpoints, RunState, load
+from raypack.checkpoint.staging import tensors_of
+from raypack.checkpoint.storage import LocalStore, Store, folder_name, open_store
 from raypack.config import TrainSection
-from raypack.parallel.topology import Block
-from raypack.planning.plan import Placement, Plan, Round, StreamState
-from raypack.training.checkpoint import Checkpoints, RunState, load
+from raypack.plan.plan import Placement, Plan, Round, StreamState
+from raypack.plan.topology import Block
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
 from raypack.training.replicas import check_replicas
-from raypack.training.staging import tensors_of
 from raypack.training.step import Trainer, train_step
-from raypack.training.storage import LocalStore, Store, folder_name, open_store
 from raypack.training.work import prepare
 from tests.ranks import Case, full, loader, make_trainer, tiny_model
 

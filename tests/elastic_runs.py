@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from raypack.config import Config
+from raypack.config.runfile import load_run
 from raypack.observe.attempts import AttemptEvent, read_attempts
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
-from raypack.runfile import load_run
 from raypack.simulate.nodes import SimulatedCluster
 from tests.job_runs import script_before_step, tiny_corpus, tiny_run
 from tests.machine import scaled

@@ -8,19 +8,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, load_cluster
-from raypack.model.hsap import hsap_attention, plan_hsap
-from raypack.model.kernels import attention
-from raypack.model.packing import Packing
+from raypack.exchange.heads.build import build_exchange
+from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.heads.run import to_heads, to_tokens
+from raypack.exchange.hsap.attention import hsap_attention, plan_hsap
+from raypack.exchange.layout import Layout
+from raypack.kernels.attention import attention
+from raypack.kernels.packing import Packing
 from raypack.model.reference import attention as reference_attention
-from raypack.parallel.exchange import Heads
-from raypack.parallel.exchange_build import build_exchange
-from raypack.parallel.groups import Groups
-from raypack.parallel.layout import Layout
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Topology
-from raypack.parallel.wire import Wire, to_heads, to_tokens
-from raypack.planning.plan import Round
+from raypack.plan.plan import Round
+from raypack.plan.topology import Topology
 
 
 @dataclass(frozen=True)

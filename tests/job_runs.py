@@ -79,14 +79,14 @@ def job_environment(home: Path, **more: str) -> dict[str, str]:
 BEFORE_STEP = """
 import sys, time
 sys.path.insert(0, {root!r})
-import raypack.training.launch as launch
+import raypack.driver.launch as launch
 from raypack.training.job import main
 
 
 def train_worker(arguments):
     import torch.distributed as dist
     import raypack.training.loop as loop
-    import raypack.training.worker as worker
+    import raypack.driver.worker as worker
 
     step = loop.train_step
 

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raypack.model.conv import short_conv
-from raypack.model.linear import linear_attention
-from raypack.parallel.groups import Groups
-from raypack.parallel.halo import plan_halo
-from raypack.parallel.layout import Layout
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.state import plan_states
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.plan import Placement, Round
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
+from raypack.exchange.halo.rows import plan_halo
+from raypack.exchange.lasp2.states import plan_states
+from raypack.exchange.layout import Layout
+from raypack.layers.linear.conv import short_conv
+from raypack.layers.linear.module import linear_attention
+from raypack.plan.plan import Placement, Round
+from raypack.plan.topology import Block, Topology
 
 HEADS, KV_HEADS, DIM = 4, 2, 3
 

@@ -34,7 +34,7 @@ MUTANTS = (
     # -- exchanges and layouts
     Mutant(
         name="kv-copies-overwritten",
-        file="raypack/parallel/exchange.py",
+        file="raypack/exchange/heads/exchange.py",
         old="first : first + move.heads] += received[i]",
         new="first : first + move.heads] = received[i]",
         breaks="gradients of a KV head's copies: the last rank's instead of the sum",
@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         name="kv-copies-summed-narrow",
-        file="raypack/parallel/exchange.py",
+        file="raypack/exchange/heads/exchange.py",
         old="wide = torch.promote_types(x.dtype, torch.float32)\n            total",
         new="wide = x.dtype\n            total",
         breaks="the same sum in the model's dtype",
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         name="positions-restart",
-        file="raypack/parallel/layout.py",
+        file="raypack/exchange/layout.py",
         old="np.repeat(self.low - starts, sizes)",
         new="np.repeat(-starts, sizes)",
         breaks="positions count from the shard, not from the document",
@@ -59,7 +59,7 @@ MUTANTS = (
     # -- halos and states of linear layers
     Mutant(
         name="halo-short-by-one",
-        file="raypack/parallel/halo.py",
+        file="raypack/exchange/halo/rows.py",
         old="low - taps + 1), low",
         new="low - taps + 2), low",
         breaks="the convolution's first tap is missing at borders",
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         name="halo-over-documents",
-        file="raypack/parallel/halo.py",
+        file="raypack/exchange/halo/rows.py",
         old="max(int(stream.starts[stream.document(low)]), low - taps + 1)",
         new="max(0, low - taps + 1)",
         breaks="the convolution sees the document before",
@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         name="state-leaks",
-        file="raypack/parallel/state.py",
+        file="raypack/exchange/lasp2/states.py",
         old="before = range(stream.holder(start), i)",
         new="before = range(0, i)",
         breaks="states of other documents enter a shard",
@@ -83,7 +83,7 @@ MUTANTS = (
     ),
     Mutant(
         name="state-decay-one-rank-off",
-        file="raypack/parallel/state_gather.py",
+        file="raypack/exchange/lasp2/gather.py",
         old="between[:-1] = logs[1:].flip",
         new="between[:-1] = logs[:-1].flip",
         breaks="states decay by the tokens of the wrong ranks",
@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         name="gather-blocks",
-        file="raypack/parallel/collect.py",
+        file="raypack/comm/collect.py",
         old="    assert work is not None\n",
         new="    work.wait()\n",
         breaks="nothing is computed while states are on their way",
@@ -100,7 +100,7 @@ MUTANTS = (
     # -- hsap and gathered keys
     Mutant(
         name="merge-by-maximum",
-        file="raypack/model/kernels_partial.py",
+        file="raypack/kernels/partial.py",
         old="torch.logaddexp(lse, part.lse.to(lse.dtype))",
         new="torch.maximum(lse, part.lse.to(lse.dtype))",
         breaks="partial outputs are merged by their larger log-sum-exp",
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         name="returned-keys-overwritten",
-        file="raypack/parallel/kv_exchange.py",
+        file="raypack/exchange/hsap/keys.py",
         old="self.total[a:b] += back",
         new="self.total[a:b] = back",
         breaks="gradients of keys that another node used, in place of the sum",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         name="uneven-heads-overwritten",
-        file="raypack/model/hsap.py",
+        file="raypack/exchange/hsap/attention.py",
         old="into[:, j] += grads[0, :, i]",
         new="into[:, j] = grads[0, :, i]",
         breaks="a KV head gets the gradient of its last query head only",
@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         name="keys-block",
-        file="raypack/parallel/kv_exchange.py",
+        file="raypack/exchange/hsap/keys.py",
         old="works = run.post(tick)\n",
         new="works = run.post(tick)\n            [work.wait() for work in works]\n",
         breaks="nothing is computed while keys are on their way",
@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         name="gathered-gradients-lost",
-        file="raypack/parallel/kv_gather.py",
+        file="raypack/exchange/gathered/keys.py",
         old="total = total + part[: plan.rows]",
         new="total = part[: plan.rows]",
         breaks="gradients of gathered keys: those of the last rank alone",
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         name="f-exchange-for-s-layers",
-        file="raypack/model/frame.py",
+        file="raypack/layers/frame.py",
         old=' and run.attention == "ulysses"',
         new="",
         breaks="S layers run through F's hsap, without their window",
@@ -149,7 +149,7 @@ MUTANTS = (
     # -- kernels
     Mutant(
         name="window-too-long",
-        file="raypack/model/kernels_exact.py",
+        file="raypack/kernels/exact.py",
         old="device=device) - (window - 1))",
         new="device=device) - window)",
         breaks="a window of n + 1 tokens",
@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         name="sinks-of-the-stream",
-        file="raypack/model/kernels_exact.py",
+        file="raypack/kernels/exact.py",
         old="(key >= start) & (key < start + self.sinks)",
         new="key < self.sinks",
         breaks="short documents see the sinks of the first one",
@@ -165,7 +165,7 @@ MUTANTS = (
     ),
     Mutant(
         name="full-layers-windowed",
-        file="raypack/model/attention.py",
+        file="raypack/layers/full/module.py",
         old='window = c.window if self.kind == "S" else None',
         new="window = c.window",
         breaks="F layers have a window",

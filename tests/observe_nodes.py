@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from raypack.parallel.ledger import SCOPES
-from raypack.parallel.topology import Topology
+from raypack.plan.names import SCOPES
+from raypack.plan.topology import Topology
 from raypack.simulate.nodes import SimulatedCluster
 from tests.pool import Pool
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from raypack.config import ClusterConfig, TrainSection
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import POLICIES, RECOMPUTES, Plan
+from raypack.plan.names import POLICIES, RECOMPUTES
+from raypack.plan.plan import Plan
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.policies import CHOICES, make_plan
-from raypack.planning.table import Samples
 from tests.ranks import Case, tiny_model
 
 PATTERNS = ("FS", "SF", "FSS", "FSSS", "FSL", "LSF", "LF", "LLF", "FL", "SL", "F")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Placement, Plan, Round
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 
 NODES = [(1,), (2,), (3,), (4,), (2, 2), (4, 3), (2, 2, 1), (3, 3), (7,), (8,), (4, 4), (5, 4), (1,) * 9]
 

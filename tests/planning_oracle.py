@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from raypack.parallel.topology import Block
+from raypack.plan.table import Table
+from raypack.plan.topology import Block
 from raypack.planning.exact import CHEAP, FULL, FULL_IN, FULL_OUT, SPARSE_HELD, SPARSE_IN, SPARSE_OUT, Places
 from raypack.planning.problem import Problem
-from raypack.planning.table import Table
 
 STEPS = 1_000_000
 """Integer steps of the area bound, and of the cap."""

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, TrainSection
 from raypack.errors import RaypackError
-from raypack.model.hybrid import HybridModel, initialize
+from raypack.model.decoder import HybridModel, initialize
 from raypack.model.moe import Routing
 from raypack.model.reference import reference_loss
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.plan import Plan
+from raypack.plan.plan import Plan
+from raypack.plan.topology import Topology
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import Sharded, build_parameters
 from raypack.training.step import Trainer, evaluate_loss, train_step

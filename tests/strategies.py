@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import RECOMPUTES, Placement, Plan, Round
+from raypack.plan.names import RECOMPUTES
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 
 NODES = st.one_of(
     st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),

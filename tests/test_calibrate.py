@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypack.calibrate.fit import Series, fit_line
+from raypack.calibrate.result import PEAKS, Measurements, Wanted, calibrate, rough, to_toml
 from raypack.cli import main
 from raypack.config import load_cluster
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import check_plan
-from raypack.simulate.calibrate import PEAKS, Measurements, Wanted, calibrate, rough, to_toml
-from raypack.simulate.fit import Series, fit_line
+from raypack.plan.plan import check_plan
+from raypack.plan.topology import Topology
 
 AMOUNTS = (1e4, 1e5, 1e6, 1e7)
 
@@ -146,7 +146,7 @@ def test_seconds_of_a_round_come_from_the_model_that_was_given() -> None:
 
 def test_the_plan_that_measures_rounds_has_one_short_sample_a_rank_and_round() -> None:
     pytest.importorskip("torch")
-    from raypack.simulate.round_cost import empty_plan
+    from raypack.calibrate.round_cost import empty_plan
 
     plan = empty_plan((2, 1), 4)
     check_plan(plan)
@@ -238,7 +238,7 @@ def test_ranks_that_hang_end_with_the_time_out_and_leave_no_file(tmp_path: Path)
 @pytest.mark.pool
 @pytest.mark.usefixtures("no_process_left")
 def test_a_rank_that_fails_says_why() -> None:
-    from raypack.simulate.ranks import spawn_ranks
+    from raypack.calibrate.ranks import spawn_ranks
 
     with pytest.raises(RaypackError, match=r"rank 0 failed: .*quantum"):
         spawn_ranks(Topology((1,)), "quantum", Wanted(1, 60.0))
@@ -247,7 +247,7 @@ def test_a_rank_that_fails_says_why() -> None:
 def all_figures(rank: int, world: int) -> dict:
     import torch
 
-    from raypack.simulate.measure import Sizes, measure
+    from raypack.calibrate.measure import Sizes, measure
 
     tiny = Sizes((16, 32), (8, 16), 2, 8, (1000, 4000), torch.float32)
     with pytest.raises(RaypackError, match="equal"):
@@ -267,7 +267,7 @@ def test_every_rank_measures_the_same_seconds(pool) -> None:
 
 def test_the_first_failure_is_the_one_that_is_told() -> None:
     """A rank that fails takes its peers down with it: theirs are not the cause."""
-    from raypack.simulate.ranks import Failure, _collect
+    from raypack.calibrate.ranks import Failure, _collect
 
     pipes = []
     for at, text in ((2.0, "rank 0 failed: connection closed by peer"), (1.0, "rank 1 failed: out of memory")):

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from raypack.checkpoint.checkpoints import Checkpoints, RunState, load, newest
+from raypack.checkpoint.objects import ArrowReader
+from raypack.checkpoint.staging import share, tensors_of
+from raypack.checkpoint.storage import LocalStore, open_store
 from raypack.config import TrainSection
 from raypack.errors import RaypackError
-from raypack.training.checkpoint import Checkpoints, RunState, load, newest
 from raypack.training.replicas import check_replicas
-from raypack.training.staging import share, tensors_of
-from raypack.training.storage import LocalStore, open_store
-from raypack.training.storage_objects import ArrowReader
 from tests.checkpoint_cases import (
     STREAM,
     WAIT,

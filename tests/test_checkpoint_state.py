@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch.distributed.checkpoint as dcp
 
+from raypack.checkpoint.checkpoints import load
+from raypack.checkpoint.staging import tensors_of
+from raypack.checkpoint.state import RunState, check_same, model_digest, newest
+from raypack.checkpoint.storage import open_store
 from raypack.config import Config
 from raypack.errors import RaypackError
-from raypack.training.checkpoint import load
-from raypack.training.checkpoint_state import RunState, check_same, model_digest, newest
-from raypack.training.staging import tensors_of
-from raypack.training.storage import open_store
 from tests.checkpoint_cases import STREAM, lone_trainer, same, state_at, whole, written
 from tests.ranks import tiny_model
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.cli import main
+from raypack.clusters.check import ClusterShape, NodeType, check_cluster
+from raypack.clusters.files import read_cluster_file
+from raypack.clusters.mounts import mount_points, volumes
 from raypack.config import Config, DataSection, TopologySection
 from raypack.errors import RaypackError
-from raypack.training.cluster_check import ClusterShape, NodeType, check_cluster
-from raypack.training.cluster_file import read_cluster_file
-from raypack.training.cluster_mounts import mount_points, volumes
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_RUN = [str(ROOT / "jobs" / "1f3s_gpu.toml"), "--data.corpus", "corpora/mine"]

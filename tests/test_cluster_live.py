@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from raypack.clusters.check import NodeType, check_cluster
 from raypack.config import Config, DataSection, TopologySection
-from raypack.training.cluster_check import NodeType, check_cluster
-from raypack.training.cluster_live import live_shape
+from raypack.driver.live_cluster import live_shape
 from tests.machine import scaled
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raypack.data.stream import LONG_DOCUMENTS, SampleStream, StepSamples, epoch_order
 from raypack.errors import RaypackError
-from raypack.planning.plan import StreamState
+from raypack.plan.plan import StreamState
 
 
 def stream(lengths: list[int] | np.ndarray, per_step: int, longest: int = 1 << 40, **settings: object) -> SampleStream:

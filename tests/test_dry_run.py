@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import ray
 
+from raypack.checkpoint.state import RunState
 from raypack.config import Config
+from raypack.config.runfile import load_run
 from raypack.data.corpus import Corpus
+from raypack.driver.job import main
+from raypack.driver.preflight import planned_topology
+from raypack.driver.rundir import held
+from raypack.plan.plan import StreamState
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import StreamState
-from raypack.planning.planner import StepPlanner
-from raypack.runfile import load_run
-from raypack.training.checkpoint_state import RunState
-from raypack.training.job import main
-from raypack.training.preflight import planned_topology
-from raypack.training.rundir import held
+from raypack.planning.steps import StepPlanner
 from tests.job_runs import tiny_corpus, tiny_run
 
 WORLD = {"topology": {"workers": 4, "nodes": [2, 2]}, "plan": {"policy": "joint", "attention": "auto"}}

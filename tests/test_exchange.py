@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.parallel.exchange import Exchange, Heads
-from raypack.parallel.exchange_build import build_exchange
-from raypack.parallel.layout import Layout, head_share
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Round
+from raypack.exchange.heads.build import build_exchange
+from raypack.exchange.heads.exchange import Exchange, Heads
+from raypack.exchange.layout import Layout
+from raypack.plan.heads import head_share
+from raypack.plan.plan import Round
+from raypack.plan.topology import Topology
 from tests.strategies import NODES, rounds
 from tests.test_layout import place, tokens_by_definition
 

@@ -15,14 +15,14 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroupState
 from ray.train.v2.api.exceptions import PreemptionError
 from ray.train.v2.api.preemption import PreemptionInfo
 
+from raypack.checkpoint.state import RunState
 from raypack.config import Config
+from raypack.driver import room, verdicts
+from raypack.driver.room import NodesInReach
+from raypack.driver.verdicts import RunFailures
 from raypack.errors import Leaving, LostRank, RaypackError
-from raypack.planning.plan import StreamState
-from raypack.training import room, verdicts
-from raypack.training.checkpoint_state import RunState
+from raypack.plan.plan import StreamState
 from raypack.training.progress import Whereabouts, stuck_ranks
-from raypack.training.room import NodesInReach
-from raypack.training.verdicts import RunFailures
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
 

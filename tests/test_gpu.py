@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from raypack.config import ModelConfig, TrainSection
+from raypack.kernels.attention import attention, select_backend
 from raypack.model import reference
-from raypack.model.kernels import attention, select_backend
-from raypack.parallel.topology import Block
-from raypack.planning.plan import Placement, Plan, Round
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block
 from tests.ranks import Case, gradients_on_rank, losses_on_rank, oracle, tiny_model
 from tests.test_invariant import check
 from tests.test_small_worlds import GRADIENTS, assert_near

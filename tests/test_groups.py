@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from raypack.comm.agreement import digest_of
+from raypack.comm.groups import Groups, backend_for
 from raypack.errors import RaypackError
-from raypack.parallel.agreement import digest_of
-from raypack.parallel.groups import Groups, backend_for
-from raypack.parallel.topology import Topology
+from raypack.plan.topology import Topology
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Round
+from raypack.plan.plan import Round
+from raypack.plan.topology import Topology
 from tests.hsap_ranks import Case, attend_on_rank, oracle
 from tests.test_hsap_exchange import EVEN, hsap_rounds
 from tests.test_layout import place

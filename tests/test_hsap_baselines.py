@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raypack.config import load_cluster, load_model
-from raypack.planning.plan import Round
+from raypack.plan.plan import Round
 from tests.hsap_ranks import Case, method_on_rank, oracle
 from tests.test_layout import place
 

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.errors import RaypackError
-from raypack.parallel.exchange import Heads
-from raypack.parallel.layout import Layout, head_share
-from raypack.parallel.spread import build_spread
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Plan, Round, check_plan
+from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.hsap.spread import build_spread
+from raypack.exchange.layout import Layout
+from raypack.plan.heads import head_share
+from raypack.plan.plan import Plan, Round, check_plan
+from raypack.plan.topology import Block, Topology
 from tests.strategies import rounds
 from tests.test_exchange import DIM, HEADS, backward, build, forward, marked
 from tests.test_layout import place, tokens_by_definition

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raypack.errors import RaypackError
-from raypack.model import kernels_partial as partial
-from raypack.model.kernels_partial import Span
+from raypack.kernels import partial
+from raypack.kernels.partial import Span
 from raypack.model.reference import attention as oracle
 
 HEADS = st.sampled_from([(4, 4), (4, 1), (6, 2), (1, 1)])

@@ -7,11 +7,11 @@ import pytest
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.plan import Plan, check_plan
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Plan, check_plan
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, lengths
 
 EVEN = Topology((4, 4))

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import TrainSection, load_cluster
-from raypack.parallel.topology import Topology
+from raypack.plan.plan import Plan, Round
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Plan, Round
 from tests.ranks import Case, gradients_on_rank, groups_made_on_rank, tiny_model
 from tests.strategies import plans
 from tests.test_hsap_attention import hsap

@@ -21,20 +21,22 @@ from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
 from raypack.errors import RaypackError
-from raypack.observe.console import line
-from raypack.observe.curves import CURVES
 from raypack.observe.merge import merge
-from raypack.observe.page import write_page
-from raypack.observe.plots import plots
 from raypack.observe.record import StepRecord, ids_digest
-from raypack.observe.series import columns
-from raypack.observe.sketches import SKETCHES
+from raypack.observe.run_files import plan_file
 from raypack.observe.steps import read_steps
-from raypack.observe.stored_plan import plan_file, run_config
 from raypack.observe.tail import Tail, follow, steps_of
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Plan, plan_from_json
-from raypack.planning.planner import StepPlanner
+from raypack.plan.plan import Plan
+from raypack.plan.plan_file import plan_from_json
+from raypack.plan.topology import Topology
+from raypack.planning.steps import StepPlanner
+from raypack.report.console import line
+from raypack.report.curves import CURVES
+from raypack.report.page import write_page
+from raypack.report.plots import plots
+from raypack.report.series import columns
+from raypack.report.sketches import SKETCHES
+from raypack.report.stored_plan import run_config
 from tests.inspect_cases import CONFIG, write_run
 from tests.observe_cases import record, report
 
@@ -260,7 +262,7 @@ def test_a_run_writes_its_page_whatever_its_state_and_fails_in_one_line(
     (tmp_path / "attempts.jsonl").write_bytes(b"\xff\xfe\n")
     assert write_page(tmp_path) == tmp_path / "page.html"
     assert "No step is on record yet." in Text((tmp_path / "page.html").read_text()).text
-    monkeypatch.setattr("raypack.observe.page.plots", lambda records: 1 / 0)
+    monkeypatch.setattr("raypack.report.page.plots", lambda records: 1 / 0)
     with pytest.raises(RaypackError, match="cannot draw the page"):
         write_page(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"steps.jsonl", "attempts.jsonl", "page.html"}

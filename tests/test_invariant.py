@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import TrainSection
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Placement, Plan, Round
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 from tests.planned import planned
 from tests.ranks import Case, compared_on_rank, gradients_on_rank, oracle, tiny_model
 from tests.strategies import NODES, plans

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raypack.checkpoint.state import newest
+from raypack.checkpoint.storage import FOLDER, open_store
 from raypack.config import Config, DataSection
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
@@ -21,11 +23,9 @@ from raypack.observe.attempts import read_attempts
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import Summary, read_summary
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import plan_from_json
-from raypack.planning.planner import StepPlanner
-from raypack.training.checkpoint_state import newest
-from raypack.training.storage import FOLDER, open_store
+from raypack.plan.plan_file import plan_from_json
+from raypack.plan.topology import Topology
+from raypack.planning.steps import StepPlanner
 from tests.job_runs import TINY, Started, job_environment, script_before_step, start_job, tiny_corpus, tiny_run
 from tests.machine import scaled
 

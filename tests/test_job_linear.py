@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raypack.config.runfile import load_run
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import read_summary
-from raypack.runfile import load_run
 from tests.job_runs import ROOT, start_job, tiny_corpus, tiny_run
 
 SCRIPT = ROOT / "jobs" / "train_linear.py"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from raypack.config import Config
+from raypack.config.runfile import load_run
+from raypack.config.settings import settings_of
+from raypack.driver import preflight
+from raypack.driver.job import main
 from raypack.errors import RaypackError
-from raypack.runfile import load_run
-from raypack.settings import settings_of
-from raypack.training import preflight
-from raypack.training.job import main
 from tests.job_runs import start_job, tiny_corpus, tiny_run
 
 SECONDS = 60.0
@@ -117,10 +117,10 @@ def test_nothing_to_resume_from(refused: Callable[..., str], tmp_path: Path) -> 
 def test_a_checkpoint_of_another_model_corpus_or_of_a_run_that_is_over(
     refused: Callable[..., str], tmp_path: Path, corpus: Path
 ) -> None:
+    from raypack.checkpoint.state import RunState, model_digest
     from raypack.config import ModelConfig
     from raypack.data.corpus import Corpus
-    from raypack.planning.plan import StreamState
-    from raypack.training.checkpoint_state import RunState, model_digest
+    from raypack.plan.plan import StreamState
     from tests.job_runs import TINY
 
     folder = tmp_path / "checkpoint"
@@ -242,7 +242,7 @@ NONSENSE = [
 def test_nonsense_in_any_setting_is_one_line_or_a_run_that_could_start(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, section: str
 ) -> None:
-    from raypack.training.launch import prepare_run
+    from raypack.driver.launch import prepare_run
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     file, said = tiny_run(tmp_path, corpus), []

@@ -11,14 +11,15 @@ from statistics import fmean
 
 import pytest
 
+from raypack.checkpoint.state import RunState, newest
+from raypack.checkpoint.storage import FOLDER, open_store
+from raypack.config.runfile import load_run
+from raypack.driver.job import main
 from raypack.observe.steps import read_steps
 from raypack.observe.summary import read_summary
-from raypack.observe.view import LEGEND
-from raypack.planning.plan import Placement, plan_from_json
-from raypack.runfile import load_run
-from raypack.training.checkpoint_state import RunState, newest
-from raypack.training.job import main
-from raypack.training.storage import FOLDER, open_store
+from raypack.plan.plan import Placement
+from raypack.plan.plan_file import plan_from_json
+from raypack.report.view import LEGEND
 from tests.job_runs import start_job
 
 pytestmark = pytest.mark.ray

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raypack.errors import RaypackError
-from raypack.model import kernels_cuda, kernels_tail, reference
-from raypack.model.kernels import attention
-from raypack.model.packing import Packing
+from raypack.kernels import cuda as kernels_cuda
+from raypack.kernels import tail as kernels_tail
+from raypack.kernels.attention import attention
+from raypack.kernels.packing import Packing
+from raypack.model import reference
 
 DOCUMENTS = st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0, 0, 1, 40])), min_size=1, max_size=6)
 

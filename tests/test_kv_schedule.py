@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.parallel.kv_schedule import Schedule, Signature, compile_schedule, schedule_of
-from raypack.parallel.kv_transfers import Pack, merge, transfers_of
-from raypack.parallel.segments import SLACK, Segmentation, causal_work, segment
+from raypack.exchange.hsap.schedule import Schedule, Signature, compile_schedule, schedule_of
+from raypack.exchange.hsap.segments import SLACK, Segmentation, causal_work, segment
+from raypack.exchange.hsap.transfers import Pack, merge, transfers_of
 
 
 @st.composite

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raypack.model import linear_chunk, reference
-from raypack.model.linear_chunk import entered, inside, state_of
+from raypack.layers.linear import chunk as linear_chunk
+from raypack.layers.linear.chunk import entered, inside, state_of
+from raypack.model import reference
 
 KINDS = ("none", "head", "gate", "strong gate")
 LENGTHS = st.one_of(

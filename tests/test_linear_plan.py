@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.parallel.halo import plan_halo
-from raypack.parallel.kv_gather import gathers, plan_gather
-from raypack.parallel.layout import Layout
-from raypack.parallel.state import plan_states
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Placement, Round
+from raypack.exchange.gathered.keys import gathers, plan_gather
+from raypack.exchange.halo.rows import plan_halo
+from raypack.exchange.lasp2.states import plan_states
+from raypack.exchange.layout import Layout
+from raypack.plan.plan import Placement, Round
+from raypack.plan.topology import Block, Topology
 from tests.strategies import NODES, rounds
 
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypack.comm import collect
 from raypack.config import TrainSection, load_cluster
 from raypack.model import reference
-from raypack.parallel import collect
-from raypack.parallel.topology import Topology
+from raypack.plan.plan import Plan, Round
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Plan, Round
 from tests.linear_ranks import (
     DIM,
     HEADS,

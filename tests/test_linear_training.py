@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from raypack.config import TrainSection, load_cluster
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Plan
+from raypack.plan.plan import Plan
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 from tests.ranks import Case, losses_on_rank, tiny_model
 
 pytestmark = pytest.mark.pool

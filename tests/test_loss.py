@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import TrainSection
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.plan import Placement, Plan, Round
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import Replicated
 from raypack.training.step import Trainer, train_step

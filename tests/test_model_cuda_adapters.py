@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from raypack.model import kernels_cuda
-from raypack.model.packing import Packing
+from raypack.kernels import cuda as kernels_cuda
+from raypack.kernels.packing import Packing
 from raypack.model.reference import attention as oracle
 
 LENGTHS = [1, 7, 20, 3]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raypack.errors import RaypackError
-from raypack.model import kernels_cuda
-from raypack.model.kernels import attention, select_backend
-from raypack.model.kernels_exact import chunks
-from raypack.model.packing import Packing
+from raypack.kernels import cuda as kernels_cuda
+from raypack.kernels.attention import attention, select_backend
+from raypack.kernels.exact import chunks
+from raypack.kernels.packing import Packing
 from raypack.model.reference import attention as oracle
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from raypack.kernels.attention import attention
 from raypack.model.head import linear_cross_entropy
-from raypack.model.kernels import attention
 
 
 class Created(TorchDispatchMode):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raypack.config import ModelConfig
 from raypack.model import reference
-from raypack.model.hybrid import HybridModel
+from raypack.model.decoder import HybridModel
 
 F64 = torch.float64
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raypack.errors import RaypackError
+from raypack.layers.norm import RMSNorm, normalize_heads, rms_norm
+from raypack.layers.rope import rope_table, rotate
 from raypack.model import reference
 from raypack.model.chunked import run_by_rows
 from raypack.model.head import linear_cross_entropy
 from raypack.model.mlp import SwiGLU, swiglu
-from raypack.model.norm import RMSNorm, normalize_heads, rms_norm
-from raypack.model.rope import rope_table, rotate
 
 F64 = torch.float64
 ROWS = (0, 1, 7, 63, 100)

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from raypack.model.frame import build_frame
-from raypack.model.hybrid import HybridModel, initialize
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
+from raypack.cost.flops import TRAIN_PASSES, model_flops, train_flops
+from raypack.layers.frame import build_frame
+from raypack.model.decoder import HybridModel, initialize
 from raypack.observe.merge import merge
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.parallel.wire import Wire
+from raypack.plan.names import POLICIES
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.flops import TRAIN_PASSES, model_flops, train_flops
-from raypack.planning.plan import POLICIES, Placement, Plan, Round
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 from tests.observe_cases import FACTS, report
 from tests.planning_cases import CLUSTER
 from tests.ranks import tiny_model

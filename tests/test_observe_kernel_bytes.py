@@ -21,10 +21,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from raypack.comm.ledger import Ledger
 from raypack.config import TrainSection
-from raypack.parallel.ledger import SCOPES, SITES, Ledger
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Placement, Plan, Round
+from raypack.plan.names import EXCHANGE_SITES, SCOPES
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 from raypack.simulate.nodes import SimulatedCluster, why_not
 from raypack.training.step import train_step
 from raypack.training.work import prepare
@@ -156,7 +157,7 @@ def assert_kernel_sent(found: Counted, idle: Counted, expected: Bytes) -> None:
 
 def test_bytes_of_exchanges_and_gradients_are_those_the_kernel_sent(nodes, idle) -> None:
     found = nodes.counted(steps_on_rank, CASE, PLAN)
-    assert {name for name, _ in found.ledger} == {*SITES, "gradient_reduce", TOO_SMALL}
+    assert {name for name, _ in found.ledger} == {*EXCHANGE_SITES, "gradient_reduce", TOO_SMALL}
     assert_kernel_sent(found, idle, found.ledger)
 
 

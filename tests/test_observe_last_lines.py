@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from raypack.checkpoint.state import RunState
+from raypack.checkpoint.storage import STATE_FILE, folder_name
 from raypack.config import Config
+from raypack.config.runfile import load_run
+from raypack.driver.last_lines import NAME, last_lines, typed_before
+from raypack.driver.rundir import resolve_run, write_config
+from raypack.files import JOB_MARK
 from raypack.observe.summary import Summary, summarise
-from raypack.planning.plan import StreamState
-from raypack.runfile import load_run
-from raypack.training.checkpoint_state import RunState
-from raypack.training.last_lines import NAME, last_lines, typed_before
-from raypack.training.rundir import JOB_MARK, resolve_run, write_config
-from raypack.training.storage import STATE_FILE, folder_name
+from raypack.plan.plan import StreamState
 from tests.observe_cases import record
 
 TYPED = [".venv/bin/python", "jobs/train_1f3s.py"]

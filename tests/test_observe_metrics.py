@@ -20,8 +20,7 @@ from raypack.observe.merge import merge
 from raypack.observe.metrics import METRICS, Label, Metric
 from raypack.observe.pace import Pace
 from raypack.observe.record import StepRecord
-from raypack.parallel.ledger import COLLECTIVES, SITES
-from raypack.planning.load import SITES as PLANNED_SITES
+from raypack.plan.names import COLLECTIVES, EXCHANGE_SITES, PLANNED_SITES
 from raypack.version import code_version
 from tests.observe_cases import FACTS, record, report
 
@@ -288,15 +287,15 @@ def test_whatever_a_ledger_counts_or_times_has_a_series() -> None:
     exporter = Exporter("a")
     exporter.update(
         record(
-            bytes=dict.fromkeys(SITES, both),
+            bytes=dict.fromkeys(EXCHANGE_SITES, both),
             collective_bytes=dict.fromkeys(COLLECTIVES, both),
             bytes_static=dict.fromkeys(PLANNED_SITES, both),
-            exchange_seconds=dict.fromkeys((*SITES, *COLLECTIVES), 0.5),
+            exchange_seconds=dict.fromkeys((*EXCHANGE_SITES, *COLLECTIVES), 0.5),
         ),
         replayed=False,
     )
     found = scrape(exporter)
-    for site in SITES:
+    for site in EXCHANGE_SITES:
         assert found["raypack_all_to_all_seconds_total", (("site", site),)] == 0.5
     for op in COLLECTIVES:
         assert found["raypack_collective_seconds_total", (("op", op),)] == 0.5

@@ -17,12 +17,12 @@ from rich.console import Console
 from raypack.cli import main
 from raypack.errors import RaypackError
 from raypack.observe.attempts import AttemptLog, read_attempts, sentence
-from raypack.observe.console import summary_table
 from raypack.observe.death import cause_of_death
 from raypack.observe.observer import RunObserver
 from raypack.observe.pulse import Pulse
 from raypack.observe.steps import next_attempt, read_steps
 from raypack.observe.summary import read_summary, summarise
+from raypack.report.console import summary_table
 from tests.observe_cases import record, report
 
 

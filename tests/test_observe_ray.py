@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from raypack.driver.start_watch import living_workers
 from raypack.errors import RaypackError
 from raypack.observe import observer
-from raypack.observe.follow import Follower
 from raypack.observe.observer import head_node_options, start_observer
 from raypack.observe.pulse import Pulses
 from raypack.observe.reporter import Reporter
 from raypack.observe.steps import read_steps
-from raypack.observe.view import RunView
+from raypack.report.follow import Follower
+from raypack.report.view import RunView
 from raypack.training.progress import Progress
-from raypack.training.start_watch import living_workers
 from tests.observe_cases import report
 
 pytestmark = pytest.mark.ray

@@ -15,7 +15,8 @@ from raypack.errors import RaypackError
 from raypack.observe.collector import Collector
 from raypack.observe.merge import merge
 from raypack.observe.record import StepRecord, by_scope
-from raypack.observe.steps import STEPS_FILE, StepLog, next_attempt, read_lines, read_steps, resolve
+from raypack.observe.run_files import STEPS_FILE
+from raypack.observe.steps import StepLog, next_attempt, read_lines, read_steps, resolve
 from raypack.observe.summary import read_summary, summarise
 from tests.observe_cases import FACTS, record, report
 

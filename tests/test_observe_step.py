@@ -12,8 +12,8 @@ from raypack.config import TrainSection
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.metrics import DIRECTION, LAYER
 from raypack.observe.trace import merge_traces, recording, write_trace
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.plan import Placement, Plan, Round
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
 from raypack.training.step import train_step
 from raypack.training.work import prepare
 from tests.ranks import Case, loader, make_trainer, tiny_model

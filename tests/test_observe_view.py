@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from raypack.observe import follow
 from raypack.observe.attempts import AttemptLog
-from raypack.observe.console import COLUMNS, cells, duration, fitting, line, time_left
-from raypack.observe.follow import Follower, doing
 from raypack.observe.pulse import Pulse
 from raypack.observe.record import StepRecord
-from raypack.observe.view import LEGEND, RunView
+from raypack.report import follow
+from raypack.report.console import COLUMNS, cells, duration, fitting, line, time_left
+from raypack.report.follow import Follower, doing
+from raypack.report.view import LEGEND, RunView
 from raypack.training.progress import Progress
 from tests.observe_cases import record
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raypack.model import hsap, linear
-from raypack.parallel import kv_exchange, state_gather
-from raypack.planning.plan import Round
+from raypack.exchange.hsap import attention as hsap
+from raypack.exchange.hsap import keys as kv_exchange
+from raypack.exchange.lasp2 import gather as state_gather
+from raypack.layers.linear import module as linear
+from raypack.plan.plan import Round
 from tests import threads
 from tests.hsap_ranks import Case, attend_on_rank
 from tests.linear_ranks import attention_on_rank, round_of

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from raypack.cli import main
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.errors import RaypackError
-from raypack.observe.pictures import draw_plans
-from raypack.observe.policy_chart import MARKERS, draw_means, draw_steps
-from raypack.parallel.topology import Block, Topology
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Placement, Plan, Round
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
-from raypack.simulate.timeline import CHEAP, EXCHANGE, FULL, NO_SAMPLE, Timeline, timeline
+from raypack.report.pictures import draw_plans
+from raypack.report.policy_chart import MARKERS, draw_means, draw_steps
+from raypack.report.timeline import CHEAP, EXCHANGE, FULL, NO_SAMPLE, Timeline, timeline
 from tests.planning_cases import CLUSTER, MODEL, lengths, models, plans
 
 SYNCS = ["step", "layer", "node"]
@@ -120,7 +120,7 @@ def test_a_picture_shows_its_samples_in_colours_of_their_own(tmp_path: Path) -> 
 
 
 def test_many_rectangles_do_not_become_many_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raypack.observe.pictures.VECTORS_MAX", 10)
+    monkeypatch.setattr("raypack.report.pictures.VECTORS_MAX", 10)
     draw_plans([some_plan()], CLUSTER, MODEL, tmp_path / "p.svg")
     assert "<image" in (tmp_path / "p.svg").read_text()
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from raypack.checkpoint.state import RunState
 from raypack.config import Config, RunSection
+from raypack.driver.preflight import workers_that_fit
+from raypack.driver.rundir import held, resolve_run, write_config
 from raypack.errors import RaypackError
-from raypack.parallel.places import topology_of
-from raypack.parallel.topology import Block
-from raypack.planning.plan import StreamState
-from raypack.training.checkpoint_state import RunState
-from raypack.training.preflight import workers_that_fit
-from raypack.training.rundir import JOB_MARK, absolute, held, resolve_run, write_config
+from raypack.files import JOB_MARK, absolute
+from raypack.plan.places import topology_of
+from raypack.plan.plan import StreamState
+from raypack.plan.topology import Block
 
 
 def test_ranks_of_a_node_side_by_side_make_its_blocks() -> None:
@@ -101,7 +102,7 @@ def test_a_run_never_goes_back_behind_checkpoints_that_a_restart_would_take(tmp_
 def test_two_drivers_never_share_a_run_directory(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from raypack.errors import RaypackError\n"
-        "from raypack.training.rundir import held\n"
+        "from raypack.driver.rundir import held\n"
         "try:\n    with held(Path(sys.argv[1])): print('in')\n"
         "except RaypackError as error: print(error)\n"
     )
@@ -125,7 +126,7 @@ def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_written_config_is_the_same_run_from_anywhere(tmp_path: Path) -> None:
-    from raypack.runfile import load_run
+    from raypack.config.runfile import load_run
 
     given = config(tmp_path / "runs", steps=3, resume="auto")
     (tmp_path / "runs" / "r").mkdir(parents=True)

@@ -8,19 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.parallel.exchange import Heads
-from raypack.parallel.kv_gather import plan_gather
-from raypack.parallel.kv_routes import build_routes
-from raypack.parallel.layout import Layout, head_share
-from raypack.parallel.spread import build_spread
-from raypack.parallel.state import plan_states
-from raypack.parallel.topology import Block, Topology
+from raypack.cost.costs import PASSES, Costs
+from raypack.cost.flops import causal_pairs, model_flops, train_flops, window_pairs
+from raypack.exchange.gathered.keys import plan_gather
+from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.hsap.routes import build_routes
+from raypack.exchange.hsap.spread import build_spread
+from raypack.exchange.lasp2.states import plan_states
+from raypack.exchange.layout import Layout
+from raypack.plan.heads import head_share
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.table import table_of
+from raypack.plan.topology import Block, Topology
 from raypack.planning.clock import pack_seconds, run_clock
-from raypack.planning.cost import PASSES, Costs
 from raypack.planning.evaluate import load_rounds
-from raypack.planning.flops import causal_pairs, model_flops, train_flops, window_pairs
-from raypack.planning.plan import Placement, Plan, Round
-from raypack.planning.table import table_of
 from tests.planning_cases import CLUSTER, MODEL, models, plans
 
 

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import ModelConfig
+from raypack.cost.costs import Costs
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Block, Topology
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.plan_file import plan_from_json
+from raypack.plan.topology import Block, Topology
 from raypack.planning.bounds import bounds, least_time
-from raypack.planning.cost import Costs
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Placement, Plan, Round, plan_from_json
 from raypack.planning.shapes import shapes
 from tests.planning_cases import CLUSTER, MODEL, models, plans
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Block, Topology
+from raypack.plan.names import POLICIES
+from raypack.plan.plan import Placement, Plan, Round, check_plan
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import POLICIES, Placement, Plan, Round, check_plan
 from raypack.planning.policies import BASELINES, make_plan
-from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, lengths, models
 
 HYBRID = MODEL.model_copy(update={"pattern": "LLLF", "heads": 8, "kv_heads": 1})

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.names import POLICIES
+from raypack.plan.plan_file import plan_from_json
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import POLICIES, plan_from_json
 from raypack.planning.policies import BASELINES, make_plan, make_plans
-from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, NODES, lengths
 
 BUDGET = 300

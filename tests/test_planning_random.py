@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from raypack.config import ClusterConfig, ModelConfig, load_cluster
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.names import POLICIES
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import Evaluation, evaluate
-from raypack.planning.plan import POLICIES
 from raypack.planning.policies import CHOICES, make_plan, repack_plan
 from raypack.planning.strategy import propose, strategy_plan
-from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, NODES, clusters, models
 
 # a division by nothing gives no plan that anybody wants

@@ -8,20 +8,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from raypack.config import load_cluster, load_model
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.cost import Costs
+from raypack.cost.costs import Costs
+from raypack.plan.plan import Placement, Plan, Round, check_plan
+from raypack.plan.samples import Samples
+from raypack.plan.table import table_of
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import load_rounds
 from raypack.planning.exact import Places
 from raypack.planning.few import improve_few
 from raypack.planning.greedy import even_out, first_fit, list_schedule
 from raypack.planning.neighbours import Candidates, objective, values
-from raypack.planning.plan import Placement, Plan, Round, check_plan
 from raypack.planning.policies import DEFAULT_BUDGET, best_table, make_plan, repack_plan
 from raypack.planning.problem import Problem
 from raypack.planning.profiles import CHEAP, FULL
 from raypack.planning.rules import places
 from raypack.planning.state import State
-from raypack.planning.table import Samples, table_of
 from tests.planning_cases import CLUSTER, MODEL, NODES, lengths
 from tests.planning_oracle import even_seconds, solve
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypack.cost.costs import Costs
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
-from raypack.planning.cost import Costs
+from raypack.plan.plan import check_plan
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import check_plan
 from raypack.planning.problem import Problem
 from raypack.planning.strategy import Strategy, blocks_of, propose, strategy_plan, strategy_table
-from raypack.planning.table import Samples
 from tests.planning_cases import CLUSTER, MODEL, NODES, lengths
 
 HEADS = MODEL.model_copy(update={"heads": 8, "kv_heads": 4})

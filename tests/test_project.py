@@ -26,11 +26,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LOCK = (ROOT / "requirements-cpu.lock").read_text(encoding="utf-8")
 
 # The thin actors are the exceptions.
-IMPURE = {"raypack.planning.planner"}
+IMPURE = {"raypack.planning.steps"}
 
 
 def _pure_modules() -> list[str]:
-    names = ["raypack.cli", "raypack.config", "raypack.errors", "raypack.parallel.topology", "raypack.parallel.layout"]
+    names = ["raypack.cli", "raypack.config", "raypack.errors", "raypack.plan.topology", "raypack.exchange.layout"]
     package = importlib.import_module("raypack.planning")
     names += [m.name for m in pkgutil.walk_packages(package.__path__, "raypack.planning.")]
     return [name for name in names if name not in IMPURE]

@@ -9,11 +9,11 @@ import pytest
 import tomli_w
 
 from raypack.config import Config
+from raypack.config.help import reference_page
+from raypack.config.runfile import Request, load_run, read_request
+from raypack.config.settings import settings_of
+from raypack.config.units import Unit
 from raypack.errors import RaypackError
-from raypack.run_help import reference_page
-from raypack.runfile import Request, load_run, read_request
-from raypack.settings import settings_of
-from raypack.units import Unit
 from tests.job_runs import ROOT
 
 LOCAL, GPU = ROOT / "jobs" / "1f3s_local.toml", ROOT / "jobs" / "1f3s_gpu.toml"

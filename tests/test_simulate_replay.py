@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from raypack.cli import main
 from raypack.config import load_cluster, load_model, preset_names
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.names import POLICIES
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import POLICIES
 from raypack.simulate.replay import Replay, replay
 from raypack.simulate.summary import summarise, to_data
 from raypack.simulate.trace import read_trace

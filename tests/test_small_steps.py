@@ -14,7 +14,7 @@ import torch
 
 from raypack.config import TrainSection
 from raypack.errors import Leaving, RaypackError
-from raypack.planning.plan import Plan, Round
+from raypack.plan.plan import Plan, Round
 from raypack.training.replicas import check_replicas
 from raypack.training.step import StepResult, evaluate_loss, train_step
 from raypack.training.work import prepare

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from raypack.config import TrainSection, load_cluster
-from raypack.parallel.halo import halo_rows, plan_halo
-from raypack.parallel.kv_gather import gather_keys, plan_gather
-from raypack.parallel.topology import Block
+from raypack.exchange.gathered.keys import gather_keys, plan_gather
+from raypack.exchange.halo.rows import halo_rows, plan_halo
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import Placement, Plan, Round
 from tests import threads
 from tests.linear_ranks import set_up
 from tests.ranks import (

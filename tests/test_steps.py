@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import TrainSection, load_cluster
-from raypack.parallel.topology import Block, Topology
+from raypack.plan.names import POLICIES
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
-from raypack.planning.plan import POLICIES, Placement, Plan, Round
 from raypack.planning.policies import make_plan
-from raypack.planning.table import Samples
 from tests.ranks import (
     Case,
     disagreeing_on_rank,

@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from raypack.checkpoint import storage
+from raypack.checkpoint.checkpoints import Checkpoints, load
+from raypack.checkpoint.objects import ObjectStore
+from raypack.checkpoint.state import RunState, newest
+from raypack.checkpoint.storage import LocalStore, Store, locate, open_store
 from raypack.config import Config, RunSection, TrainSection, build
+from raypack.driver.preflight_storage import check_storage
+from raypack.driver.rundir import resolve_run
 from raypack.errors import RaypackError
-from raypack.training import storage
-from raypack.training.checkpoint import Checkpoints, load
-from raypack.training.checkpoint_state import RunState, newest
-from raypack.training.preflight_storage import check_storage
-from raypack.training.rundir import resolve_run
-from raypack.training.storage import LocalStore, Store, locate, open_store
-from raypack.training.storage_objects import ObjectStore
 from tests.checkpoint_cases import loaded_on_rank, lone_trainer, names, of, same, saved_on_rank, written
 from tests.ranks import Case
 

@@ -2,7 +2,7 @@
 
 A rank computes inside its shard, waits for the state of the rank before, decays it, adds its own and sends it on:
 `width - 1` dependent messages a direction. Kinder than as published: a shard's own state is ready before the message
-comes, so that only the sum is in the chain. One document, cut evenly. Shapes as `raypack.model.linear_chunk`.
+comes, so that only the sum is in the chain. One document, cut evenly. Shapes as `raypack.layers.linear.chunk`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.baselines.neighbours import Ring
-from raypack.model.linear_chunk import entered, inside, state_of
+from raypack.layers.linear.chunk import entered, inside, state_of
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, ring: Ring, chunk: int) -> Tensor:

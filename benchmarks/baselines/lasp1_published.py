@@ -1,7 +1,7 @@
 """LASP-1 in the order of its authors' code (OpenNLPLab/LASP): receive the state, do the shard's attention, send it on.
 
 All of a shard's attention stands in the chain, forward and backward, also in the fused kernels; `lasp1` is the kinder
-reading, where only a sum does. One document, cut evenly. Shapes as `raypack.model.linear_chunk`.
+reading, where only a sum does. One document, cut evenly. Shapes as `raypack.layers.linear.chunk`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.baselines.lasp1 import whole_decay
 from benchmarks.baselines.neighbours import Ring
-from raypack.model.linear_chunk import entered, inside, state_of
+from raypack.layers.linear.chunk import entered, inside, state_of
 
 #: incoming state, inputs -> outputs, state that leaves the shard
 Compute = Callable[..., tuple[Tensor, Tensor]]

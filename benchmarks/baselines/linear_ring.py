@@ -2,7 +2,7 @@
 
 Each rank turns what passes into the part of the state that enters its shard (right product first), so that compute is
 that of LASP; what differs is what travels. Backward, gradients of K and V travel with them until they are home. One
-document, cut evenly. Shapes as `raypack.model.linear_chunk`.
+document, cut evenly. Shapes as `raypack.layers.linear.chunk`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.baselines.lasp1 import whole_decay
 from benchmarks.baselines.neighbours import Ring
-from raypack.model.linear_chunk import entered, inside, state_of
+from raypack.layers.linear.chunk import entered, inside, state_of
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, ring: Ring, chunk: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Packs of documents over ranks, as other methods cut them, and what every rank then attends to.
 
-All methods here and in `benchmarks.hsap_methods` compute with `raypack.model.kernels_partial`, so that they differ only
+All methods here and in `benchmarks.hsap_methods` compute with `raypack.kernels.partial`, so that they differ only
 in who computes what and in what travels.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from raypack.model import kernels_partial as partial
-from raypack.model.kernels_partial import Span
+from raypack.kernels import partial
+from raypack.kernels.partial import Span
 
 
 class Piece(NamedTuple):

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.baselines.packed import Merged, add_gradients, rows_of, spans
 from benchmarks.baselines.packed_ring import Ring
-from raypack.parallel.collect import start_gather, swap
+from raypack.comm.collect import start_gather, swap
 
 SITE = "kv_gather"
 

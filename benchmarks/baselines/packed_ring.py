@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.baselines.packed import Merged, Piece, add_gradients, rows_of, spans
-from raypack.parallel.topology import Block
-from raypack.parallel.wire import Wire
+from raypack.comm.wire import Wire
+from raypack.plan.topology import Block
 
 SITE = "ring"
 

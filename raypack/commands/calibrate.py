@@ -11,21 +11,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from raypack.commands.common import (
-    STANDARD_OUTPUT,
-    OutputFile,
-    handle_errors,
-    json_option,
-    people_console,
-    write_json,
-)
+from raypack.calibrate.fit import LineFit
+from raypack.calibrate.result import Calibration, Measurements, Wanted, check_equal, rough, to_data, to_toml
+from raypack.calibrate.result import calibrate as fit_figures
+from raypack.commands.common import STANDARD_OUTPUT, OutputFile, handle_errors, json_option, people_console, write_json
 from raypack.config import load_model
 from raypack.errors import RaypackError
 from raypack.files import write_file
-from raypack.parallel.topology import Topology
-from raypack.simulate.calibrate import Calibration, Measurements, Wanted, check_equal, rough, to_data, to_toml
-from raypack.simulate.calibrate import calibrate as fit_figures
-from raypack.simulate.fit import LineFit
+from raypack.plan.topology import Topology
 
 RANKS_A_CORE = 16
 """Ranks that one core can start before the measurement's time is up."""
@@ -83,7 +76,7 @@ def calibrate(
 def measured(ranks: int | None, nodes: str, address: str, device: str, wanted: Wanted) -> Measurements | None:
     """What the ranks at hand measured; None on the ranks of torchrun that have nothing to say."""
     # torch takes seconds to import: not for --help.
-    from raypack.simulate.ranks import device_kind, join_torchrun, spawn_ranks, under_torchrun
+    from raypack.calibrate.ranks import device_kind, join_torchrun, spawn_ranks, under_torchrun
 
     if under_torchrun():
         if ranks is not None or nodes or address:
@@ -108,7 +101,7 @@ def on_ray(ranks: int | None, nodes: str, address: str, device: str, wanted: Wan
         raise RaypackError(f"ray = {address}: give --ranks (at least 1) and no --nodes, the machines are the nodes")
     if device == "auto":
         raise RaypackError(f"ray = {address}: say --device cpu or cuda; this machine need not be like the workers")
-    from raypack.simulate.on_ray import ray_ranks
+    from raypack.calibrate.on_ray import ray_ranks
 
     return ray_ranks(address, ranks, device, wanted)
 

@@ -9,12 +9,12 @@ from typing import Any
 import click
 from rich.table import Table
 
+from raypack.clusters.check import ClusterShape, Fault, Report, check_cluster
+from raypack.clusters.files import read_cluster_file
 from raypack.commands.common import STANDARD_OUTPUT, handle_errors, json_option, people_console, write_json
 from raypack.config import Config
+from raypack.config.runfile import load_run
 from raypack.errors import RaypackError
-from raypack.runfile import load_run
-from raypack.training.cluster_check import ClusterShape, Fault, Report, check_cluster
-from raypack.training.cluster_file import read_cluster_file
 
 DEFAULT_FILE = "cluster.yaml"
 
@@ -71,7 +71,7 @@ def _report(config: Config, cluster_file: str, address: str | None) -> tuple[Rep
     if address is None:
         shape = read_cluster_file(cluster_file)
         return check_cluster(config, shape), shape
-    from raypack.training.cluster_live import read_live_cluster  # Ray and torch: seconds, and not for a file
+    from raypack.driver.live_cluster import read_live_cluster  # Ray and torch: seconds, and not for a file
 
     found: list[Fault]
     shape, found = read_live_cluster(config, address)

@@ -22,14 +22,14 @@ from raypack.commands.common import (
 )
 from raypack.errors import RaypackError
 from raypack.files import write_file
-from raypack.observe.console import summary_table
-from raypack.observe.stored_run import StoredRun
-from raypack.observe.view import RunView
+from raypack.report.console import summary_table
+from raypack.report.stored_run import StoredRun
+from raypack.report.view import RunView
 
 # matplotlib, the planner and corpora take a second to import; only pages, pictures and plans need them.
 if TYPE_CHECKING:
-    from raypack.observe.plots import Plot
-    from raypack.planning.plan import Plan
+    from raypack.plan.plan import Plan
+    from raypack.report.plots import Plot
 
 
 @click.command()
@@ -100,29 +100,29 @@ def _summarise(run: StoredRun, page: str | None, console: Console, json_target: 
     if json_target is not None:
         write_json(json.loads(run.summary.to_json()), json_target)
     if page:
-        from raypack.observe.page import page as page_of
+        from raypack.report.page import page as page_of
 
         write_file(page, page_of(run))
 
 
 def _compare(runs: Sequence[StoredRun], page: str | None, console: Console, json_target: str | None) -> None:
-    from raypack.observe.compare import compare
-    from raypack.observe.compare_table import comparison_text
+    from raypack.report.compare import compare
+    from raypack.report.compare_table import comparison_text
 
     made = compare(runs)
     console.print(comparison_text(made, console.width), highlight=False)
     if json_target is not None:
         write_json(made.to_data(), json_target)
     if page:
-        from raypack.observe.compare_page import comparison_page
+        from raypack.report.compare_page import comparison_page
 
         write_file(page, comparison_page(runs, made))
 
 
 def _draw_curves(runs: Sequence[StoredRun], picture: str) -> None:
-    from raypack.observe.compare import letters_and_names
-    from raypack.observe.curves import curve_figure
-    from raypack.observe.pictures import save
+    from raypack.report.compare import letters_and_names
+    from raypack.report.curves import curve_figure
+    from raypack.report.pictures import save
 
     save(curve_figure([run.records for run in runs], *letters_and_names(runs)), picture)
 
@@ -130,27 +130,27 @@ def _draw_curves(runs: Sequence[StoredRun], picture: str) -> None:
 def _show_plan(
     run: StoredRun, step: int, page: str | None, picture: str | None, console: Console, json_target: str | None
 ) -> None:
-    from raypack.observe.stored_plan import costing, plan_of, plan_table, run_config
+    from raypack.report.stored_plan import costing, plan_of, plan_table, run_config
 
     plan, where = plan_of(run.folder, step, run.records)
     console.print(plan_table(plan, where))
     if json_target is not None:
         write_json(plan.to_data(), json_target)
     if picture:
-        from raypack.observe.pictures import draw_plans
+        from raypack.report.pictures import draw_plans
 
         draw_plans([plan], *costing(run_config(run.folder)), picture)
     if page:
-        from raypack.observe.page import page as page_of
+        from raypack.report.page import page as page_of
 
         write_file(page, page_of(run, *_drawn(run.folder, plan, where)))
 
 
 def _drawn(run: Path, plan: Plan, where: str) -> tuple[Plot, str]:
     """The plan as a plot of the page, and its table as text."""
-    from raypack.observe.pictures import plan_figure
-    from raypack.observe.plots import Plot, svg_text
-    from raypack.observe.stored_plan import costing, plan_table, run_config
+    from raypack.report.pictures import plan_figure
+    from raypack.report.plots import Plot, svg_text
+    from raypack.report.stored_plan import costing, plan_table, run_config
 
     title = f"Plan of step {plan.step}"
     about = f"Ranks down, time across, as the cost model sees it; {where}."

@@ -24,14 +24,16 @@ from raypack.commands.strategies import compare_strategies, strategy_table
 from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model, preset_names
 from raypack.data.lengths import read_lengths
 from raypack.errors import RaypackError
+from raypack.exchange.hsap.schedule_text import schedule_text
 from raypack.files import read_text, write_file
-from raypack.parallel.schedule_text import schedule_text
-from raypack.parallel.topology import Topology
+from raypack.plan.names import POLICIES
+from raypack.plan.plan import Plan
+from raypack.plan.plan_file import plan_from_json
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import Evaluation
 from raypack.planning.evaluate import evaluate as evaluate_plan
-from raypack.planning.plan import POLICIES, Plan, plan_from_json
 from raypack.planning.policies import CHOICES, DEFAULT_BUDGET, make_plan
-from raypack.planning.table import Samples
 
 # Ten million evaluations take hours, and nothing is gained beyond.
 BUDGET_MAX, BUDGET_SECONDS_MAX = 10_000_000, 86_400
@@ -165,13 +167,13 @@ def topology_of(cluster: ClusterConfig, ranks: int | None) -> Topology:
 def check_picture(topology: Topology) -> None:
     """Raises RaypackError, before there is a plan, where a picture could not show it."""
     # matplotlib takes most of a second to import; only pictures need it.
-    from raypack.observe.pictures import check_ranks
+    from raypack.report.pictures import check_ranks
 
     check_ranks(topology.world)
 
 
 def draw(made: Plan, cluster: ClusterConfig, model: ModelConfig, picture: str, sync: str | None = None) -> None:
-    from raypack.observe.pictures import draw_plans
+    from raypack.report.pictures import draw_plans
 
     draw_plans([made], cluster, model, picture, sync)
 

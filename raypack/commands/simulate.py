@@ -22,7 +22,7 @@ from raypack.commands.common import (
 from raypack.commands.plan import BUDGET_MAX, check_picture, cluster_option, model_option, sync_option, topology_of
 from raypack.config import load_cluster, load_model
 from raypack.errors import RaypackError
-from raypack.planning.plan import POLICIES
+from raypack.plan.names import POLICIES
 from raypack.planning.policies import DEFAULT_BUDGET
 from raypack.simulate.presets import PRESETS
 from raypack.simulate.replay import Replay, check_policies, replay
@@ -127,11 +127,11 @@ def check_picture_step(picture: str | None, picture_step: int, steps: int) -> No
 def draw(run: Replay, picture: str, picture_step: int | None) -> None:
     # matplotlib takes most of a second to import; only pictures need it.
     if picture_step is None:
-        from raypack.observe.policy_chart import draw_policies
+        from raypack.report.policy_chart import draw_policies
 
         draw_policies(run, picture)
     else:
-        from raypack.observe.pictures import draw_plans
+        from raypack.report.pictures import draw_plans
 
         kept = (planned[picture_step].plan for planned in run.planned.values())
         draw_plans([plan for plan in kept if plan is not None], run.cluster, run.model, picture)

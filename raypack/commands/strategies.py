@@ -7,11 +7,11 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.parallel.topology import Topology
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.policies import make_plan
 from raypack.planning.strategy import Strategy, propose, strategy_plan
-from raypack.planning.table import Samples
 
 
 def compare_strategies(

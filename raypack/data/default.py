@@ -8,7 +8,6 @@ A document is a top-level function or class with its decorators, or what stands 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import sysconfig
@@ -20,6 +19,7 @@ from raypack.data.build import build_from_sources
 from raypack.data.corpus import Corpus
 from raypack.data.inputs import Source, find_sources
 from raypack.errors import RaypackError
+from raypack.files import raypack_home
 
 LEFT_OUT = {
     "site-packages",
@@ -34,11 +34,6 @@ LEFT_OUT = {
 }
 CLASS_BYTES = 4096
 """About the longest document that a small run takes whole."""
-
-
-def raypack_home() -> Path:
-    """`RAYPACK_HOME`, absolute; default `~/raypack`."""
-    return Path(os.environ.get("RAYPACK_HOME") or "~/raypack").expanduser().absolute()
 
 
 def default_corpus_path(home: str | Path | None = None) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from raypack.errors import RaypackError
-from raypack.planning.plan import LENGTH_MAX
+from raypack.plan.plan_file import LENGTH_MAX
 
 
 def read_lengths(path: str | Path) -> np.ndarray:

@@ -8,7 +8,7 @@ from raypack.config import DataSection
 from raypack.data.corpus import Documents
 from raypack.data.stream import SampleStream, epoch_order, usable_samples
 from raypack.errors import RaypackError
-from raypack.planning.table import Samples
+from raypack.plan.samples import Samples
 
 
 def training_stream(corpus: Documents, settings: DataSection) -> SampleStream:

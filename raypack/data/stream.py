@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from raypack.errors import RaypackError
-from raypack.planning.plan import StreamState
-from raypack.planning.table import Samples
+from raypack.plan.plan import StreamState
+from raypack.plan.samples import Samples
 
 LONG_DOCUMENTS = ("error", "truncate", "skip")
 

@@ -12,7 +12,7 @@ from raypack.errors import RaypackError
 from raypack.observe.metrics import METRICS, POLICY, Metric
 from raypack.observe.pace import Pace
 from raypack.observe.record import PHASES, RANK_FIGURES, Bytes, StepRecord
-from raypack.parallel.ledger import COLLECTIVES
+from raypack.plan.names import COLLECTIVES
 from raypack.version import build
 
 RANK_GAUGES = tuple(f"raypack_rank_{figure}" for figure in RANK_FIGURES)

@@ -13,9 +13,7 @@ from typing import Literal
 
 from raypack.errors import RaypackError
 from raypack.observe.record import PHASES
-from raypack.parallel.ledger import COLLECTIVES, SCOPES, SITES
-from raypack.planning.load import SITES as PLANNED_SITES
-from raypack.planning.plan import POLICIES
+from raypack.plan.names import COLLECTIVES, EXCHANGE_SITES, PLANNED_SITES, POLICIES, SCOPES
 
 RUN_LABEL = "run"
 LAYERS = ("embed", "full", "sparse", "linear", "head")
@@ -93,7 +91,7 @@ class Metric:
         return (self.name,)
 
 
-SITE = Label("site", SITES)
+SITE = Label("site", EXCHANGE_SITES)
 OP = Label("op", COLLECTIVES)
 SCOPE = Label("scope", SCOPES)
 RANK = Label("rank")
@@ -105,7 +103,7 @@ BASELINE = Label("policy", ("static", "dynamic"))
 BLOCK = Label("block", ("parent", "child"))
 WIDTH = Label("width")
 PHASE = Label("phase", PHASES)
-PLANNED_SITE = Label("site", tuple(dict.fromkeys((*SITES, *PLANNED_SITES))))
+PLANNED_SITE = Label("site", tuple(dict.fromkeys((*EXCHANGE_SITES, *PLANNED_SITES))))
 LAYER = Label("layer", LAYERS)
 DIRECTION = Label("direction", DIRECTIONS)
 FATE = Label("fate", FATES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 import time
@@ -23,6 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypack.errors import RaypackError
+from raypack.files import replace_file
 from raypack.observe.attempts import AttemptLog, ends_of, read_attempts
 from raypack.observe.collector import Collector
 from raypack.observe.death import cause_of_death
@@ -30,10 +30,11 @@ from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.pulse import Pulse
 from raypack.observe.record import RankReport, StepRecord
 from raypack.observe.reporter import Receipt
+from raypack.observe.run_files import ENDPOINT_FILE, STEPS_FILE, SUMMARY_FILE
 from raypack.observe.sinks import Sink, TensorBoard
-from raypack.observe.steps import STEPS_FILE, StepLog, read_lines, resolve
-from raypack.observe.summary import SUMMARY_FILE, Summary, summarise
-from raypack.observe.tail import ENDPOINT_FILE, steps_of
+from raypack.observe.steps import StepLog, read_lines, resolve
+from raypack.observe.summary import Summary, summarise
+from raypack.observe.tail import steps_of
 
 # Beside the runs, not in them: a file_sd pattern of Prometheus may have a star in its last part only.
 DISCOVERY_FOLDER = ".prometheus"
@@ -278,13 +279,6 @@ def head_node_options() -> dict[str, Any]:
         if node["Alive"] and HEAD_RESOURCE in node["Resources"]:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     return options
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a whole file or nothing: readers never see half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _complain(error: Exception, about: object) -> None:

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from raypack.config import first_fault
 from raypack.errors import RaypackError
 from raypack.observe.spread import LISTED_MAX, Spread, spread_of
-from raypack.parallel.ledger import COLLECTIVES
-from raypack.planning.load import SITES as PLANNED_SITES
+from raypack.plan.names import COLLECTIVES, PLANNED_SITES
 
 RECORD_VERSION = 2
 

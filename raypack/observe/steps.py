@@ -7,8 +7,7 @@ from pathlib import Path
 
 from raypack.errors import RaypackError
 from raypack.observe.record import StepRecord
-
-STEPS_FILE = "steps.jsonl"
+from raypack.observe.run_files import STEPS_FILE
 
 
 class StepLog:

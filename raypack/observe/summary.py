@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from raypack.config import first_fault
 from raypack.errors import RaypackError
 from raypack.observe.record import Bytes, StepRecord, comparable, rates
+from raypack.observe.run_files import SUMMARY_FILE
 
-SUMMARY_FILE = "summary.json"
 SUMMARY_VERSION = 1
 
 

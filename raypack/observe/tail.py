@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raypack.observe.record import StepRecord
-from raypack.observe.steps import STEPS_FILE
-
-ENDPOINT_FILE = "metrics.json"
-CONFIG_FILE = "config.toml"
+from raypack.observe.run_files import CONFIG_FILE, ENDPOINT_FILE, STEPS_FILE
 
 
 class Tail:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from raypack.parallel.topology import Topology
+from raypack.plan.topology import Topology
 
 FOLDER = "traces"
 

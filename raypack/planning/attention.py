@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from raypack.planning.load import KV_GATHER
+from raypack.plan.names import KV_GATHER
+from raypack.plan.table import Table
 from raypack.planning.problem import Problem
-from raypack.planning.table import Table
 
 
 def gather_where_cheaper(problem: Problem, table: Table) -> Table:

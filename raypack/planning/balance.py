@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypack.plan.table import Table
 from raypack.planning.children import inner_blocks
 from raypack.planning.problem import Problem
 from raypack.planning.shapes import Shapes
-from raypack.planning.table import Table
 from raypack.planning.uniform import in_rounds, round_counts
 
 FULL_SHARES = (2.0, 4.0, 8.0)

@@ -15,7 +15,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from raypack.parallel.topology import Block, Topology
+from raypack.plan.table import Table
+from raypack.plan.topology import Block, Topology
 from raypack.planning.bounds import least_time
 from raypack.planning.clock import pack_seconds
 from raypack.planning.greedy import cheapest_within, list_schedule
@@ -24,7 +25,6 @@ from raypack.planning.problem import Problem
 from raypack.planning.refine import refine, worth_searching
 from raypack.planning.rules import same_packs
 from raypack.planning.shapes import Shapes
-from raypack.planning.table import Table
 
 STRETCHES = (1.0, 1.1, 1.3)
 """Factors on the fluid optimum of the cheap part that child widths are chosen for."""

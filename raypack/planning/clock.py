@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.parallel.topology import Topology
-from raypack.planning.cost import Costs
-from raypack.planning.grid import grid, interval_max
+from raypack.cost.costs import Costs
+from raypack.plan.grid import grid, interval_max
+from raypack.plan.topology import Topology
 from raypack.planning.load import RoundLoad
 
 

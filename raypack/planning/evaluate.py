@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
+from raypack.cost.costs import ITEMSIZE, Costs
+from raypack.cost.flops import model_flops
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.names import PLANNED_SITES, RECOMPUTES, ULYSSES
+from raypack.plan.plan import Plan, check_plan
+from raypack.plan.table import Table, table_of
+from raypack.plan.topology import Topology
 from raypack.planning.bounds import bounds
 from raypack.planning.clock import run_clock
-from raypack.planning.cost import ITEMSIZE, Costs
-from raypack.planning.flops import model_flops
-from raypack.planning.load import SITES, ULYSSES, RoundLoad, load_round
-from raypack.planning.plan import RECOMPUTES, Plan, check_plan
+from raypack.planning.load import RoundLoad, load_round
 from raypack.planning.shapes import shapes
-from raypack.planning.table import Table, table_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +131,7 @@ def load_rounds(table: Table, topology: Topology, costs: Costs) -> list[RoundLoa
 def sent_bytes(loads: Sequence[RoundLoad]) -> dict[str, dict[str, int]]:
     """{site: {scope: bytes}} of a step, every site that can occur in it."""
     total: dict[str, dict[str, int]] = {}
-    for site in SITES:
+    for site in PLANNED_SITES:
         parts = [load.sent[site] for load in loads if site in load.sent]
         if parts:
             total[site] = {

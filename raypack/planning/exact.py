@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.parallel.topology import Block
+from raypack.plan.table import Table
+from raypack.plan.topology import Block
 from raypack.planning.problem import Problem
 from raypack.planning.profiles import node_cuts, sides
-from raypack.planning.table import Table
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP = range(5)
 FULL_IN, FULL_OUT, SPARSE_IN, SPARSE_OUT = (slice(at, at + 4) for at in (5, 9, 13, 17))

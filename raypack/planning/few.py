@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypack.plan.table import Table
 from raypack.planning.exact import Places, Plans
 from raypack.planning.neighbours import MEAN_WEIGHT
 from raypack.planning.problem import Problem
 from raypack.planning.rules import AREA_STRETCH
 from raypack.planning.search import CLOSE, JUDGE_COST, Budget
-from raypack.planning.table import Table
 
 SAMPLES, RANKS = 12, 16
 """Steps that are searched this way have at most so many."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.cost import PASSES, Costs
-from raypack.planning.gathers import gather_states
-from raypack.planning.grid import grid
+from raypack.cost.costs import PASSES, Costs
+from raypack.exchange.lasp2.cost import gather_states
+from raypack.plan.grid import grid
+from raypack.plan.topology import Block, Topology
 
 COEFFICIENTS = (
     "full",

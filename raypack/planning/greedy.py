@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raypack.parallel.topology import Block
+from raypack.plan.topology import Block
 
 SWAPS, PARTNERS = 300, 16
 """Exchanges of one-rank items that even out a schedule at most, and idle ranks that are asked each time."""

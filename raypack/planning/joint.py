@@ -14,6 +14,7 @@ from itertools import product
 
 import numpy as np
 
+from raypack.plan.table import Table
 from raypack.planning.balance import balanced_tables
 from raypack.planning.few import improve_few, is_few
 from raypack.planning.fill import fill, share
@@ -24,7 +25,6 @@ from raypack.planning.refine import refine, worth_searching
 from raypack.planning.rounds import stack_rounds
 from raypack.planning.rules import free, places
 from raypack.planning.state import State
-from raypack.planning.table import Table
 from raypack.planning.uniform import entry_seconds, in_rounds, round_counts
 
 STRETCHES = (1.0, 1.01, 1.03, 1.08, 1.2)

@@ -10,18 +10,14 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from raypack.parallel.topology import Topology
-from raypack.planning.cost import PASSES, Costs
-from raypack.planning.gathers import gather_keys, gather_states
-from raypack.planning.grid import Grid, grid, spread, unions
-from raypack.planning.plan import ATTENTIONS
-from raypack.planning.spreads import SpreadDocuments, spread_load
-from raypack.planning.table import RoundTable
-
-SITES = ("full_in", "full_out", "kv_exchange", "kv_gather", "sparse_in", "sparse_out", "state_gather")
-ULYSSES = ATTENTIONS.index("ulysses")
-KV_GATHER = ATTENTIONS.index("kv_gather")
-HSAP = ATTENTIONS.index("hsap")
+from raypack.cost.costs import PASSES, Costs
+from raypack.exchange.gathered.cost import gather_keys
+from raypack.exchange.hsap.cost import SpreadDocuments, spread_load
+from raypack.exchange.lasp2.cost import gather_states
+from raypack.plan.grid import Grid, grid, spread, unions
+from raypack.plan.names import ATTENTIONS, HSAP, KV_GATHER
+from raypack.plan.table import RoundTable
+from raypack.plan.topology import Topology
 
 
 @dataclass(frozen=True)

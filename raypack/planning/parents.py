@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from raypack.plan.table import Table
 from raypack.planning.children import solve_children
 from raypack.planning.problem import Problem
 from raypack.planning.refine import refine, worth_searching
 from raypack.planning.rules import same_slots
-from raypack.planning.table import Table
 
 
 def repack_parents_table(problem: Problem, base: Table, repacked: Table) -> Table:

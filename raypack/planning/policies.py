@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
+from raypack.cost.costs import ITEMSIZE, Costs
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.names import POLICIES, RECOMPUTES
+from raypack.plan.plan import Plan, check_plan
+from raypack.plan.samples import Samples
+from raypack.plan.table import Table, table_of
+from raypack.plan.topology import Topology
 from raypack.planning.attention import gather_where_cheaper
 from raypack.planning.children import repack_table
-from raypack.planning.cost import ITEMSIZE, Costs
 from raypack.planning.evaluate import check_cap, load_rounds
 from raypack.planning.joint import joint_table
 from raypack.planning.parents import repack_parents_table
-from raypack.planning.plan import POLICIES, RECOMPUTES, Plan, check_plan
 from raypack.planning.problem import Problem
 from raypack.planning.spreading import check_even, spread_everywhere, spread_where_cheaper
-from raypack.planning.table import Samples, Table, table_of
 from raypack.planning.uniform import dynamic_table, static_table
 
 CHOICES = ("ulysses", "kv_gather", "hsap", "auto")

@@ -7,19 +7,18 @@ from functools import cached_property
 
 import numpy as np
 
+from raypack.cost.costs import PASSES, Costs, Passes
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
+from raypack.plan.names import ATTENTIONS, ULYSSES
+from raypack.plan.samples import Samples
+from raypack.plan.table import Table
+from raypack.plan.topology import Topology
 from raypack.planning.bounds import Bounds, bounds
 from raypack.planning.clock import run_clock
-from raypack.planning.cost import PASSES, Costs, Passes
 from raypack.planning.evaluate import load_rounds
 from raypack.planning.load import RoundLoad
-from raypack.planning.plan import ATTENTIONS
 from raypack.planning.profiles import PairList, pair_list
 from raypack.planning.shapes import Shapes, shapes
-from raypack.planning.table import Samples, Table
-
-ULYSSES = ATTENTIONS.index("ulysses")
 
 
 @dataclass(frozen=True, eq=False)

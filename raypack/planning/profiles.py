@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.cost import PASSES, Costs
-from raypack.planning.grid import grid
+from raypack.cost.costs import PASSES, Costs
+from raypack.plan.grid import grid
+from raypack.plan.topology import Block, Topology
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP, EXCHANGE, CHILDREN = 0, 1, 2, 3, 4, slice(5, 9), 9
 ROWS = 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raypack.plan.table import Table
 from raypack.planning.neighbours import Candidates
 from raypack.planning.problem import Problem
 from raypack.planning.search import Budget, improve
 from raypack.planning.state import State
-from raypack.planning.table import Table
 
 SAMPLES_PER_RANK, SAMPLES = 12, 4096
 """With more samples a rank, list scheduling alone is within a few thousandths of the bound; with more in all, a search

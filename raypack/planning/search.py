@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypack.plan.table import Table
 from raypack.planning.neighbours import Candidates, clocks, objective, values
 from raypack.planning.profiles import EXCHANGE, FULL
 from raypack.planning.state import State
-from raypack.planning.table import Table
 
 HOT, COLD = 0.03, 0.0005
 """First and last temperature, as a share of the objective at the start."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.cost import Costs
+from raypack.cost.costs import Costs
+from raypack.plan.topology import Block, Topology
 from raypack.planning.floors import COEFFICIENTS, coefficients, variants
 
 MIXES = (0.0, 0.25, 0.5, 0.75, 1.0)

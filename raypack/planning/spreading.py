@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Block, Topology
+from raypack.plan.names import HSAP, ULYSSES
+from raypack.plan.table import Table
+from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import load_rounds
-from raypack.planning.load import HSAP, ULYSSES
 from raypack.planning.problem import Problem
-from raypack.planning.table import Table
 
 SHARES = (1.0, 0.5, 0.25, 0.1)
 """Shares of the samples of one parent width, longest first, that are tried as hsap."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.planning.grid import grid, interval_max, unions
+from raypack.plan.grid import grid, interval_max, unions
+from raypack.plan.table import Table
 from raypack.planning.problem import Problem
 from raypack.planning.profiles import CHEAP, CHILDREN, CROSSING, EXCHANGE, FULL, ROWS, PairList
-from raypack.planning.table import Table
 
 
 @dataclass(frozen=True, eq=False)

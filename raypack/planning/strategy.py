@@ -17,13 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
+from raypack.cost.costs import ITEMSIZE, Costs
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Block, Topology
-from raypack.planning.cost import ITEMSIZE, Costs
-from raypack.planning.plan import RECOMPUTES, Plan
+from raypack.plan.names import RECOMPUTES
+from raypack.plan.plan import Plan
+from raypack.plan.samples import Samples
+from raypack.plan.table import Table
+from raypack.plan.topology import Block, Topology
 from raypack.planning.problem import Problem
 from raypack.planning.shapes import Shapes, shapes
-from raypack.planning.table import Samples, Table
 from raypack.planning.uniform import tile_table
 
 BUCKETS = 32

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
+from raypack.cost.costs import Costs
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
-from raypack.planning.cost import Costs
+from raypack.plan.names import POLICIES
+from raypack.plan.plan import Plan
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
 from raypack.planning.evaluate import Evaluation, evaluate
-from raypack.planning.plan import POLICIES, Plan
 from raypack.planning.policies import DEFAULT_BUDGET, make_plan
 from raypack.planning.problem import Problem
-from raypack.planning.table import Samples
 from raypack.simulate.trace import Trace
 
 

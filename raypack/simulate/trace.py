@@ -11,8 +11,8 @@ import numpy as np
 from raypack.data.lengths import READERS, read_lengths
 from raypack.data.stream import SampleStream
 from raypack.errors import RaypackError
-from raypack.planning.plan import LENGTH_MAX
-from raypack.planning.table import Samples
+from raypack.plan.plan_file import LENGTH_MAX
+from raypack.plan.samples import Samples
 from raypack.simulate.presets import length_preset
 
 

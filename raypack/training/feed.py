@@ -11,9 +11,9 @@ from typing import Any
 import ray
 
 from raypack.errors import RaypackError
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Plan, StreamState
-from raypack.planning.planner import PlannedStep
+from raypack.plan.plan import Plan, StreamState
+from raypack.plan.topology import Topology
+from raypack.planning.steps import PlannedStep
 from raypack.training.work import StepWork
 
 ASK_AGAIN = 3

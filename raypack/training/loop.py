@@ -16,6 +16,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from raypack.checkpoint.checkpoints import Checkpoints, RunState, load, newest
+from raypack.checkpoint.state import check_same
+from raypack.checkpoint.storage import Store
+from raypack.comm.agreement import agree, digest_of
+from raypack.comm.faults import is_echo, is_timeout
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
 from raypack.config import Config
 from raypack.data.corpus import Corpus
 from raypack.data.loader import load_rows
@@ -24,27 +32,19 @@ from raypack.errors import Leaving, LostRank, RaypackError
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.attempts import AttemptLog
 from raypack.observe.record import RankReport
+from raypack.observe.run_files import keep_plan
 from raypack.observe.trace import recording, write_trace
-from raypack.parallel.agreement import agree, digest_of
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Topology
-from raypack.parallel.wire import Wire
-from raypack.planning.plan import Plan, StreamState
-from raypack.planning.planner import PlannedStep, plan_cluster
-from raypack.training.checkpoint import Checkpoints, RunState, load, newest
-from raypack.training.checkpoint_state import check_same
-from raypack.training.ending import is_echo, is_timeout
+from raypack.plan.plan import Plan, StreamState
+from raypack.plan.topology import Topology
+from raypack.planning.steps import PlannedStep, plan_cluster
 from raypack.training.feed import Feed
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
 from raypack.training.peak import matmul_rate
 from raypack.training.progress import Progress
 from raypack.training.replicas import check_replicas
-from raypack.training.report import Reports
-from raypack.training.rundir import keep_plan
+from raypack.training.reports import Reports
 from raypack.training.step import StepResult, Trainer, evaluate_loss, train_step
-from raypack.training.storage import Store
 from raypack.training.work import StepWork, prepare
 from raypack.version import code_version
 

@@ -16,11 +16,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
 from raypack.config import ModelConfig, TrainSection
-from raypack.model.hybrid import HybridModel, initialize
-from raypack.parallel.groups import Groups
-from raypack.parallel.ledger import Ledger
-from raypack.parallel.topology import Block
+from raypack.model.decoder import HybridModel, initialize
+from raypack.plan.topology import Block
 
 BUCKET_BYTES = 64 * 2**20
 

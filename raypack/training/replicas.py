@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from raypack.parallel.agreement import agree
+from raypack.comm.agreement import agree
 from raypack.training.parameters import Sharded
 from raypack.training.step import Trainer
 

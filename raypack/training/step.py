@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from raypack.comm.agreement import agree, digest_of
+from raypack.comm.groups import Groups
+from raypack.comm.wire import Wire
 from raypack.config import TrainSection
 from raypack.errors import Leaving
-from raypack.model.hybrid import RoutingSlot, expert_counts
+from raypack.model.decoder import RoutingSlot, expert_counts
 from raypack.model.stopwatch import Stopwatch
-from raypack.parallel.agreement import agree, digest_of
-from raypack.parallel.groups import Groups
-from raypack.parallel.wire import Wire
 from raypack.training.optimizer import learning_rate, set_learning_rate
 from raypack.training.parameters import Parameters, Sharded, clip
 from raypack.training.progress import Progress

@@ -10,9 +10,9 @@ import torch
 
 from raypack.config import ModelConfig
 from raypack.data.loader import NO_LABEL
-from raypack.model.frame import Frame, build_frame
-from raypack.parallel.topology import Topology
-from raypack.planning.plan import Plan
+from raypack.layers.frame import Frame, build_frame
+from raypack.plan.plan import Plan
+from raypack.plan.topology import Topology
 
 #: (sample ids, sample lengths, lows, highs), one entry a segment -> (tokens, labels), int64, one entry a row
 RowLoader = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

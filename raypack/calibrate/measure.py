@@ -1,0 +1,148 @@
+"""What every rank runs for `raypack calibrate`: timed matrix products, attention and all-to-alls, all ranks at once.
+
+Each point is the median over repeats of the slowest rank's seconds, since a step waits for the slowest. On CPUs the
+ranks share cores and caches, as they do in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from raypack.calibrate.fit import Series
+from raypack.calibrate.result import Measurements, Wanted, check_equal
+from raypack.calibrate.round_cost import measure_rounds, train_settings
+from raypack.calibrate.stopwatch import Stopwatch
+from raypack.comm.groups import Groups, backend_for
+from raypack.cost.flops import TRAIN_PASSES, causal_pairs
+from raypack.kernels.attention import attention, select_backend
+from raypack.plan.topology import Topology
+
+KIB, MIB = 1024, 1024**2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured on a kind of device.
+
+    Attributes:
+        matmul: sides of square products.
+        attention: tokens of one causal document.
+        exchange: bytes that a rank sends to others in one all-to-all, before rounding to equal parts.
+        dtype: of products and attention.
+    """
+
+    matmul: tuple[int, ...]
+    attention: tuple[int, ...]
+    heads: int
+    head_dim: int
+    exchange: tuple[int, ...]
+    dtype: torch.dtype
+
+
+CPU_SIZES = Sizes(
+    matmul=(256, 384, 512, 640, 768),
+    attention=(256, 384, 512, 768, 1024),
+    heads=4,
+    head_dim=64,
+    exchange=(16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 8 * MIB),
+    dtype=torch.float32,
+)
+CUDA_SIZES = Sizes(
+    matmul=(1024, 2048, 3072, 4096, 6144, 8192),
+    attention=(2048, 4096, 8192, 12_288, 16_384),
+    heads=16,
+    head_dim=128,
+    exchange=(64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
+    dtype=torch.bfloat16,
+)
+
+
+def measure(
+    topology: Topology, rank: int, device: torch.device, wanted: Wanted, sizes: Sizes | None = None
+) -> Measurements:
+    """Measure on every rank of the default process group (one rank too); all ranks return the same figures.
+
+    Args:
+        device: of this rank; decides backend, kernel and sizes.
+
+    Raises:
+        RaypackError: nodes of unequal size.
+    """
+    check_equal(topology.nodes)
+    sizes = sizes or (CUDA_SIZES if device.type == "cuda" else CPU_SIZES)
+    groups = Groups(topology, device, wanted.timeout)
+    watch = Stopwatch(groups.host, device, wanted.repeats)
+    node = topology.node_block(topology.node_of[rank])
+    intra = inter = rounds = None
+    if node.width > 1:
+        intra = _exchanges(watch, groups[node], _inside(topology, rank), sizes.exchange)
+    if len(topology.nodes) > 1:
+        inter = _exchanges(watch, groups[groups.world_block], _outside(topology, rank), sizes.exchange)
+    if wanted.model is not None:
+        rounds = measure_rounds(groups, watch, wanted.model, train_settings(device, wanted.shard))
+    return Measurements(
+        nodes=topology.nodes,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        backend=backend_for(device),
+        kernel=select_backend(device, sizes.dtype),
+        launch_seconds=watch.seconds(_attention_call(sizes, 16, device)) / 2,
+        matmul=_matmuls(watch, sizes, device),
+        attention=_attentions(watch, sizes, device),
+        intra=intra,
+        inter=inter,
+        rounds=rounds,
+        model=wanted.model.name if wanted.model else "",
+    )
+
+
+def _matmuls(watch: Stopwatch, sizes: Sizes, device: torch.device) -> Series:
+    seconds = []
+    for side in sizes.matmul:
+        a = torch.randn(side, side, device=device, dtype=sizes.dtype)
+        b, out = torch.randn_like(a), torch.empty_like(a)
+        seconds.append(watch.seconds(partial(torch.mm, a, b, out=out)))
+    return Series(tuple(2.0 * side**3 for side in sizes.matmul), tuple(seconds))
+
+
+def _attentions(watch: Stopwatch, sizes: Sizes, device: torch.device) -> Series:
+    """Forward and backward of one causal document; FLOPs as the cost model counts them."""
+    seconds = tuple(watch.seconds(_attention_call(sizes, tokens, device)) for tokens in sizes.attention)
+    pair = TRAIN_PASSES * 4.0 * sizes.heads * sizes.head_dim
+    return Series(tuple(pair * float(causal_pairs(tokens)) for tokens in sizes.attention), seconds)
+
+
+def _attention_call(sizes: Sizes, tokens: int, device: torch.device) -> Callable[[], object]:
+    shape = (tokens, sizes.heads, sizes.head_dim)
+    q, k, v = (torch.randn(shape, device=device, dtype=sizes.dtype).requires_grad_() for _ in range(3))
+    grad = torch.randn(shape, device=device, dtype=sizes.dtype)
+    return lambda: torch.autograd.grad(attention(q, k, v, [tokens]), (q, k, v), grad)
+
+
+def _inside(topology: Topology, rank: int) -> list[int]:
+    """1 for each other rank of the own node, 0 for oneself; by rank of the node."""
+    node = topology.node_block(topology.node_of[rank])
+    return [int(other != rank) for other in range(node.first, node.end)]
+
+
+def _outside(topology: Topology, rank: int) -> list[int]:
+    """1 for each rank of another node, 0 on the own one; by rank of the world."""
+    node = topology.node_of[rank]
+    return [int(other != node) for other in topology.node_of]
+
+
+def _exchanges(watch: Stopwatch, group: dist.ProcessGroup, peers: Sequence[int], sizes: Sequence[int]) -> Series:
+    """All-to-alls with equal parts for the `peers` and none for other members of the group."""
+    amounts, seconds = [], []
+    for size in sizes:
+        part = max(1, size // sum(peers))
+        splits = [part * peer for peer in peers]
+        send = torch.ones(sum(splits), dtype=torch.uint8, device=watch.device)
+        call = partial(dist.all_to_all_single, torch.empty_like(send), send, splits, splits, group=group)
+        amounts.append(float(len(send)))
+        seconds.append(watch.seconds(call))
+    return Series(tuple(amounts), tuple(seconds))

@@ -1,0 +1,70 @@
+"""What one rank communicates with: its groups, its ledger, buffers that are used again, and the all-to-all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+from raypack.comm.groups import Groups
+from raypack.comm.ledger import Ledger
+from raypack.plan.topology import Block
+
+
+class Wire:
+    """The groups and the ledger of one rank.
+
+    Buffers that live no longer than one exchange are kept and used again, at the largest size so far: every step has
+    other sizes, and a fresh large buffer costs page faults on a CPU and fragments a GPU's memory.
+
+    Args:
+        poison: fill receive buffers with NaN first (tests: whatever is not received must never be read).
+
+    Attributes:
+        inside: the exchange or collective that this rank waits in; "" = it does not wait for others.
+    """
+
+    def __init__(self, groups: Groups | None, ledger: Ledger, *, poison: bool = False) -> None:
+        self.groups = groups
+        self.ledger = ledger
+        self.poison = poison
+        self.inside = ""
+        self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+    def scratch(self, use: str, vectors: int, like: torch.Tensor) -> torch.Tensor:
+        """A buffer [vectors, head_dim] of the kind of `like`; its content is lost at the next call for this `use`."""
+        key, size = (use, like.dtype, like.device), vectors * like.shape[-1]
+        kept = self._kept.get(key)
+        if kept is None or kept.numel() < size:
+            kept = self._kept[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return kept[:size].view(vectors, like.shape[-1])
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Around a wait for other ranks, for the ledger's seconds. After an error `inside` says where it happened."""
+        self.inside, started = name, time.perf_counter()
+        yield
+        self.ledger.seconds[name] += time.perf_counter() - started
+        self.inside = ""
+
+    def all_to_all(
+        self,
+        out: torch.Tensor,
+        sent: torch.Tensor,
+        block: Block,
+        site: str,
+        send: tuple[int, ...],
+        receive: tuple[int, ...],
+    ) -> None:
+        """One unequal all-to-all of [vectors, head_dim] on the group of `block`: `send[i]` vectors go to its rank i."""
+        if self.groups is None:
+            raise AssertionError("an exchange of several ranks needs groups")
+        if self.poison:
+            out.fill_(float("nan"))
+        with self.waiting(site), record_function(f"exchange {site}"):
+            dist.all_to_all_single(out, sent, list(receive), list(send), group=self.groups[block])
+        self.ledger.count_exchange(site, block, send, sent.shape[-1] * sent.element_size())

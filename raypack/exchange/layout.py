@@ -1,0 +1,216 @@
+"""Who holds which tokens and heads in a round: a pure function of its placements (docs/exchange.md).
+
+Two layouts of the same samples:
+
+- the *child layout*: each child block's samples, in canonical order, form a stream that is cut into `width`
+  contiguous shards. A rank inside nested child blocks holds one shard of each, widest block first.
+- the *head layout* of a layer kind: every rank of a sample's block B (its parent in full layers, its child in sparse
+  layers) has all tokens of the sample and a share of the heads.
+
+Placements with equal (parent, child) are neighbours in canonical order and are cut alike, so everything is computed
+for such *runs* of placements (of one attention each): a few dozen intervals instead of thousands of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from raypack.plan.names import ATTENTIONS
+from raypack.plan.plan import Round
+from raypack.plan.topology import Block, Topology
+
+RUN_KEYS = ("parent_first", "parent_width", "child_first", "child_width", "attention")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring placements [first, end) of one (parent, child, attention).
+
+    Attributes:
+        cuts: int64 [child.width + 1]; rank child.first + i holds tokens [cuts[i], cuts[i + 1]) of the run's stream.
+        rows: int64 [child.width]; the first of these tokens is this row of that rank.
+    """
+
+    first: int
+    end: int
+    parent: Block
+    child: Block
+    attention: str
+    tokens: int
+    cuts: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def block(self, full: bool) -> Block:
+        """The block that holds this run's heads: the parent in full layers, else the child."""
+        return self.parent if full else self.child
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Token ranges that a rank holds, in row order (int64 arrays of one length).
+
+    `placement` indexes the layout's `placements`; the rank has tokens [low, high) of that sample.
+    """
+
+    placement: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.high - self.low
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """int64 [rows]: index of each row's token in its document."""
+        sizes = self.lengths
+        starts = np.cumsum(sizes) - sizes
+        return np.arange(int(sizes.sum()), dtype=np.int64) + np.repeat(self.low - starts, sizes)
+
+
+class Layout:
+    """Child and head layouts of the part of a round that `rank` can meet: its connected component.
+
+    Args:
+        round_: the placements.
+        topology: ranks and nodes.
+        rank: the rank that asks; `None` lays out the whole round (tests, evaluation).
+    """
+
+    def __init__(self, round_: Round, topology: Topology, rank: int | None = None) -> None:
+        self.topology = topology
+        self.rank = rank
+        columns = round_.columns
+        keep = np.ones(len(round_.placements), dtype=bool)
+        if rank is not None and len(keep):
+            component = _widest_around(columns["parent_first"], columns["parent_width"], rank)
+            first = columns["parent_first"]
+            keep = (first >= component.first) & (first < component.end)
+        self.columns = {name: column[keep] for name, column in columns.items()}
+        lengths = self.columns["length"]
+        #: int64 [placements + 1]: where each sample starts in the stream of all placements, in canonical order
+        self.offsets = np.concatenate(([0], np.cumsum(lengths)))
+        self.runs, self._row_counts = _cut(self._run_bounds(), self.columns, self.offsets, topology.world)
+
+    def _run_bounds(self) -> np.ndarray:
+        keys = [self.columns[k] for k in RUN_KEYS]
+        if not len(keys[0]):
+            return np.zeros(1, dtype=np.int64)
+        changed = np.zeros(len(keys[0]) - 1, dtype=bool)
+        for key in keys:
+            changed |= key[1:] != key[:-1]
+        return np.concatenate(([0], np.flatnonzero(changed) + 1, [len(keys[0])]))
+
+    def keeping(self, keep: Callable[[Run], bool]) -> Layout:
+        """The same layout without the runs that `keep` leaves out; rows are counted without theirs."""
+        found = copy(self)
+        held = np.zeros_like(self._row_counts)
+        runs = []
+        for run in sorted(filter(keep, self.runs), key=lambda r: (-r.child.width, r.child.first, r.first)):
+            mine = held[run.child.first : run.child.end]
+            runs.append(replace(run, rows=tuple(mine.tolist())))
+            mine += np.diff(run.cuts)
+        found.runs, found._row_counts = tuple(sorted(runs, key=lambda r: r.first)), held
+        return found
+
+    def rows(self, rank: int) -> int:
+        """Tokens that `rank` holds in the child layout."""
+        return int(self._row_counts[rank])
+
+    @property
+    def row_counts(self) -> np.ndarray:
+        """int64 [world]: tokens of every rank (of the component, where one rank asked)."""
+        return self._row_counts
+
+    def component(self, rank: int, full: bool) -> Block:
+        """The block whose group `rank` exchanges on: the widest block around it, of parents or of children."""
+        widest = Block(rank, 1)
+        for run in self.runs:
+            block = run.block(full)
+            if block.width > widest.width and block.holds(rank):
+                widest = block
+        return widest
+
+    def segments(self, rank: int) -> Segments:
+        """What `rank` holds in the child layout, in row order: widest child block first, canonical inside it."""
+        parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
+        for run in self.runs:
+            if not run.child.holds(rank):
+                continue
+            i = rank - run.child.first
+            low, high = run.cuts[i], run.cuts[i + 1]
+            if low == high:
+                continue
+            starts = self.offsets[run.first : run.end + 1] - self.offsets[run.first]
+            a = int(np.searchsorted(starts, low, side="right")) - 1
+            b = int(np.searchsorted(starts, high, side="left"))
+            index = np.arange(a, b)
+            lows = np.maximum(starts[a:b], low) - starts[a:b]
+            highs = np.minimum(starts[a + 1 : b + 1], high) - starts[a:b]
+            parts.append((run.rows[i], index + run.first, lows, highs))
+        parts.sort(key=lambda part: part[0])
+        if not parts:
+            empty = np.zeros(0, dtype=np.int64)
+            return Segments(empty, empty, empty)
+        return Segments(*(np.concatenate([part[k] for part in parts]) for k in (1, 2, 3)))
+
+    def lengths(self, run: Run) -> tuple[int, ...]:
+        """Lengths of the run's samples, canonical order."""
+        return tuple(self.columns["length"][run.first : run.end].tolist())
+
+
+def _widest_around(firsts: np.ndarray, widths: np.ndarray, rank: int) -> Block:
+    around = (firsts <= rank) & (rank < firsts + widths)
+    if not around.any():
+        return Block(rank, 1)
+    at = int(np.argmax(np.where(around, widths, 0)))
+    return Block(int(firsts[at]), int(widths[at]))
+
+
+def _cut(
+    bounds: np.ndarray, columns: dict[str, np.ndarray], offsets: np.ndarray, world: int
+) -> tuple[tuple[Run, ...], np.ndarray]:
+    """Cut every child block's stream into shards.
+
+    Where tokens do not divide evenly, the extra ones go to the ranks of the block that hold the fewest tokens of
+    wider blocks so far (ties: lowest rank), so that nested blocks do not all favour the same ranks.
+    """
+    count = len(bounds) - 1
+    firsts = bounds[:-1]
+    parents = list(zip(columns["parent_first"][firsts].tolist(), columns["parent_width"][firsts].tolist(), strict=True))
+    children = list(zip(columns["child_first"][firsts].tolist(), columns["child_width"][firsts].tolist(), strict=True))
+    attentions = columns["attention"][firsts].tolist()
+    tokens = (offsets[bounds[1:]] - offsets[firsts]).tolist()
+    of_child: dict[tuple[int, int], list[int]] = {}
+    for i in range(count):
+        of_child.setdefault(children[i], []).append(i)
+    held = np.zeros(world, dtype=np.int64)
+    runs: list[Run | None] = [None] * count
+    for (first, width), members in sorted(of_child.items(), key=lambda item: (-item[0][1], item[0][0])):
+        mine = held[first : first + width]
+        base, extra = divmod(sum(tokens[i] for i in members), width)
+        sizes = np.full(width, base, dtype=np.int64)
+        sizes[np.argsort(mine, kind="stable")[:extra]] += 1
+        edges = np.concatenate(([0], np.cumsum(sizes)))
+        start = 0
+        for i in members:
+            cuts = np.clip(edges - start, 0, tokens[i])
+            rows = mine + np.maximum(start - edges[:-1], 0)
+            runs[i] = Run(
+                first=int(bounds[i]),
+                end=int(bounds[i + 1]),
+                parent=Block(*parents[i]),
+                child=Block(first, width),
+                attention=ATTENTIONS[attentions[i]],
+                tokens=tokens[i],
+                cuts=tuple(cuts.tolist()),
+                rows=tuple(rows.tolist()),
+            )
+            start += tokens[i]
+        held[first : first + width] = mine + sizes
+    return tuple(run for run in runs if run is not None), held

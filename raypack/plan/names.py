@@ -1,0 +1,35 @@
+"""The closed lists of names that plans, flags, metrics and records share. Each stands here and nowhere else."""
+
+from __future__ import annotations
+
+ATTENTIONS = ("ulysses", "kv_gather", "hsap")
+"""How a placement's full attention meets across ranks: heads exchanged, keys and values gathered, spread over nodes."""
+ULYSSES, KV_GATHER, HSAP = range(len(ATTENTIONS))
+
+POLICIES = ("static", "dynamic", "repack", "repack+parents", "joint")
+"""How a plan is made; each may return what the one before it found."""
+
+RECOMPUTES = ("none", "selective", "full")
+"""What backward computes again: nothing, the feed-forward part, or whole layers with their exchanges."""
+
+SYNCS = ("step", "layer", "node")
+"""Where ranks wait for each other."""
+
+SCOPES = ("intra", "inter")
+"""Bytes inside a node, and between nodes."""
+
+EXCHANGE_SITES = ("full_in", "full_out", "kv_exchange", "sparse_in", "sparse_out")
+"""Where exchanges send tokens, heads or keys to other ranks."""
+
+COLLECTIVES = (
+    "gradient_reduce",
+    "parameter_gather",
+    "metric_reduce",
+    "state_gather",
+    "conv_halo",
+    "kv_gather",
+)
+"""All other collectives that are counted."""
+
+PLANNED_SITES = ("full_in", "full_out", "kv_exchange", "kv_gather", "sparse_in", "sparse_out", "state_gather")
+"""What the cost model counts bytes for."""

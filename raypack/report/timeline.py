@@ -1,0 +1,183 @@
+"""What every rank does when, for any plan: the data of the plan picture (pure).
+
+The figures are those of `evaluate`: a rank's parts add up to its busy seconds, and the last part ends with the step.
+Within a round a rank's exchanges come first, then its full attention, then everything else, each summed over layers;
+with `sync = "step"` the cheap part starts together in a pack, with `layer` and `node` waiting gathers at the round's
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raypack.config import ClusterConfig, ModelConfig
+from raypack.cost.costs import ITEMSIZE, Costs
+from raypack.plan.grid import interval_max
+from raypack.plan.names import ATTENTIONS
+from raypack.plan.plan import Plan, check_plan
+from raypack.plan.table import RoundTable, table_of
+from raypack.plan.topology import Topology
+from raypack.planning.clock import after_layers, cheap_seconds, pack_seconds
+from raypack.planning.evaluate import check_cap, load_rounds
+from raypack.planning.load import RoundLoad
+
+EXCHANGE, FULL, CHEAP = range(3)
+KINDS = ("exchange", "full", "cheap")
+NO_SAMPLE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """All that ranks do in one step; a rank waits whenever it has no part.
+
+    Attributes:
+        seconds: of the step.
+        rank, kind, sample, length: int64 [parts]; kind indexes `KINDS`; exchanges belong to no sample (`NO_SAMPLE`).
+        start, duration: float64 [parts], seconds.
+        round_ends: float64 [rounds, world]: when each rank is done with each round, its waiting included.
+    """
+
+    topology: Topology
+    seconds: float
+    rank: np.ndarray
+    kind: np.ndarray
+    sample: np.ndarray
+    length: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    round_ends: np.ndarray
+
+
+def timeline(
+    plan: Plan, cluster: ClusterConfig, model: ModelConfig, sync: str | None = None, *, itemsize: int = ITEMSIZE
+) -> Timeline:
+    """The timeline of a plan; arguments and errors as `planning.evaluate.evaluate`."""
+    check_plan(plan)
+    topology, costs, table = plan.topology, Costs(model, cluster, itemsize), table_of(plan)
+    loads = load_rounds(table, topology, costs)
+    check_cap(loads, costs)
+    sync = sync or cluster.sync
+    ends = round_ends(loads, topology, costs, sync)
+    begins = np.vstack([np.zeros(topology.world), ends[:-1]])
+    parts = [
+        _round_parts(table.in_round(number), load, begins[number], topology, costs, sync)
+        for number, load in enumerate(loads)
+    ]
+    rank, kind, row, start, duration = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    known = row >= 0
+    return Timeline(
+        topology=topology,
+        seconds=float(ends.max()),
+        rank=rank,
+        kind=kind,
+        sample=np.where(known, table.samples.ids[row], NO_SAMPLE),
+        length=np.where(known, table.samples.lengths[row], 0),
+        start=start,
+        duration=duration,
+        round_ends=ends,
+    )
+
+
+def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> np.ndarray:
+    """When each rank is done with each round, float64 [rounds, world]; the rules are those of `planning.clock`."""
+    clock, ends, entered = np.zeros(topology.world), [], list[float]()
+    for load in loads:
+        clock = (
+            _after_step(load, clock, costs)
+            if sync == "step"
+            else after_layers(load, clock, entered, topology, costs, sync)
+        )
+        ends.append(clock)
+    return np.array(ends)
+
+
+def _after_step(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
+    packs = pack_seconds(load, costs)
+    clock, end = clock.copy(), interval_max(clock, packs.first, packs.end) + packs.seconds
+    for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
+        clock[a:b] = t
+    return clock
+
+
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""rank, kind, row of the table (or `NO_SAMPLE`), start, duration."""
+
+
+def _round_parts(
+    rows: RoundTable, load: RoundLoad, begin: np.ndarray, topology: Topology, costs: Costs, sync: str
+) -> Parts:
+    exchange = costs.full_layers * (load.full_exchange + load.full_latency)
+    for a, b in zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True):
+        exchange[a:b] += costs.cluster.round_seconds
+        if sync == "step":
+            begin = begin.copy()
+            begin[a:b] = begin[a:b].max()
+    full, cheap = costs.full_layers * load.full, cheap_seconds(load, costs)
+    full_start = begin + exchange
+    cheap_start = full_start + full
+    if sync == "step":
+        packs = pack_seconds(load, costs)
+        for a, b, t in zip(
+            packs.first.tolist(), packs.end.tolist(), (packs.exchange + packs.full).tolist(), strict=True
+        ):
+            cheap_start[a:b] = begin[a:b] + t
+    ranks = np.flatnonzero(exchange > 0)
+    parts = [
+        (ranks, np.full(len(ranks), EXCHANGE), np.full(len(ranks), NO_SAMPLE), begin[ranks], exchange[ranks]),
+        _split(FULL, full, full_start, rows.row, *_full_weights(rows, costs)),
+        _split(CHEAP, cheap, cheap_start, rows.row, *_cheap_weights(rows)),
+    ]
+    rank, kind, row, start, duration = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return rank, kind, row, start, duration
+
+
+def _full_weights(rows: RoundTable, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries (placement, rank, weight): a sample's pairs x the rank's head share, on each rank of its parent."""
+    index, rank, offset = _spread(rows.parent_first, rows.parent_width)
+    shares = np.empty(len(index))
+    keys = rows.attention * (int(rows.parent_width.max(initial=0)) + 1) + rows.parent_width
+    for key in np.unique(keys):
+        mine = keys[index] == key
+        some = int(np.argmax(keys == key))
+        weights = costs.weights(ATTENTIONS[int(rows.attention[some])], int(rows.parent_width[some]))
+        shares[mine] = weights.share[offset[mine]]
+    # A rank without heads still launches a kernel: its seconds go to its samples by their pairs.
+    return index, rank, costs.pairs(rows.length)[index] * (shares + 1e-9)
+
+
+def _cheap_weights(rows: RoundTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries (placement, rank, weight): a sample's tokens / the child's width, on each rank of its child."""
+    index, rank, _ = _spread(rows.child_first, rows.child_width)
+    return index, rank, (rows.length / rows.child_width)[index]
+
+
+def _spread(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One entry for each rank of each block: block index, rank, index in the block."""
+    index = np.repeat(np.arange(len(first)), width)
+    offset = np.arange(len(index)) - (np.cumsum(width) - width)[index]
+    return index, first[index] + offset, offset
+
+
+def _split(
+    kind: int,
+    seconds: np.ndarray,
+    start: np.ndarray,
+    row: np.ndarray,
+    index: np.ndarray,
+    rank: np.ndarray,
+    weight: np.ndarray,
+) -> Parts:
+    """Share each rank's seconds among its placements by weight, one after another in canonical order."""
+    order = np.lexsort((index, rank))
+    index, rank, weight = index[order], rank[order], weight[order]
+    total = np.bincount(rank, weight, len(seconds))
+    duration = weight * (seconds[rank] / total[rank])
+    before = np.cumsum(duration) - duration
+    opening = np.concatenate(([0], np.flatnonzero(np.diff(rank)) + 1)) if len(rank) else index
+    before -= np.repeat(before[opening], np.diff(np.append(opening, len(rank))))
+    keep = duration > 0
+    at = start[rank] + before
+    return rank[keep], np.full(int(keep.sum()), kind), row[index[keep]], at[keep], duration[keep]
