@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from raypack.config.cluster import ClusterConfig
 from raypack.config.model import ModelConfig
-from raypack.config.near_miss import did_you_mean, near_miss
+from raypack.near_miss import did_you_mean, near_miss
 from raypack.config.settings import first_fault, shown
 from raypack.errors import RaypackError
 
@@ -28,12 +28,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise RaypackError(f"cannot read {shown(str(path))}: {error}") from None
 
 
-def preset_names(kind: Literal["models", "clusters"]) -> list[str]:
+Kind = Literal["models", "clusters", "runs"]
+
+
+def preset_names(kind: Kind) -> list[str]:
     folder = resources.files("raypack.presets").joinpath(kind)
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def preset_or_file(kind: Literal["models", "clusters"], name: str) -> dict[str, Any]:
+def preset_or_file(kind: Kind, name: str) -> dict[str, Any]:
     """The TOML of a shipped preset, or of a file where `name` ends in .toml."""
     if name.endswith(".toml"):
         return read_toml(name)

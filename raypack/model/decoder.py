@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
+from raypack.kernels.attention import Kernel
 from raypack.layers.frame import Frame
 from raypack.layers.full.module import Attention
 from raypack.layers.linear.module import LinearAttention
@@ -126,6 +127,12 @@ class HybridModel(nn.Module):
         if watch:
             watch.mark("forward", "head")
         return loss
+
+    def use_kernel(self, kernel: Kernel | None) -> None:
+        """Let `kernel` compute the softmax attention of every layer; None = the best for device and dtype."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.kernel = kernel
 
     def slots(self) -> list[RoutingSlot]:
         return [RoutingSlot() for _ in self.layers]

@@ -10,7 +10,7 @@ from raypack.config import ModelConfig
 from raypack.exchange.gathered.keys import gather_keys
 from raypack.exchange.heads.run import to_heads, to_tokens
 from raypack.exchange.hsap.attention import hsap_attention
-from raypack.kernels.attention import attention
+from raypack.kernels.attention import Kernel, attention
 from raypack.layers.frame import Attend, Frame, Gathered
 from raypack.layers.norm import normalize_heads
 from raypack.layers.rope import rotate
@@ -22,7 +22,12 @@ class Attention(nn.Module):
     Args:
         config: the model.
         kind: F (the samples' parents, no window) or S (their children, sliding window and sinks).
+
+    Attributes:
+        kernel: computes the attention of what is not spread over nodes; None = the best for device and dtype.
     """
+
+    kernel: Kernel | None = None
 
     def __init__(self, config: ModelConfig, kind: str) -> None:
         super().__init__()
@@ -66,7 +71,9 @@ class Attention(nn.Module):
             q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], dim=1)
             window = c.window if self.kind == "S" else None
             sinks = c.sinks if self.kind == "S" else 0
-            outputs.append(attention(q, k, v, packing, window=window, sinks=sinks, kv_of_q=kv_of_q))
+            outputs.append(
+                attention(q, k, v, packing, window=window, sinks=sinks, kv_of_q=kv_of_q, kernel=self.kernel)
+            )
         return to_tokens(outputs, attend.out, wire, f"{self.site}_out")
 
     def _gathered(self, qkv: torch.Tensor, frame: Frame, gathered: Gathered, wire: Wire) -> torch.Tensor:
@@ -78,5 +85,5 @@ class Attention(nn.Module):
         for rows, block, queries, keys in blocks:
             q, kv = rows.split([c.heads, 2 * c.kv_heads], dim=1)
             k, v = gather_keys(kv, block, wire).split([c.kv_heads, c.kv_heads], dim=1)
-            outputs.append(attention(q, k, v, queries, keys=keys))
+            outputs.append(attention(q, k, v, queries, keys=keys, kernel=self.kernel))
         return gathered.plan.join(outputs)
