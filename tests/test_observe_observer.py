@@ -237,7 +237,7 @@ def test_a_record_of_a_large_world_is_whole_for_the_endpoint_and_small_in_the_fi
 
 
 def test_a_sink_that_fails_stops_no_other(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:
-    observer._sinks[1].update = lambda *_: 1 / 0
+    observer._exporter.update = lambda *_: 1 / 0
     _steps(observer, 0, range(2))
     assert [r.step for r in read_steps(observer.run_dir)] == [0, 1]
     assert capsys.readouterr().err.count("ZeroDivisionError") == 2
@@ -258,7 +258,7 @@ def test_two_runs_on_one_host_stand_beside_each_other(tmp_path: Path) -> None:
 
 def test_tensorboard_events_hold_the_records(tmp_path: Path) -> None:
     loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    observer = RunObserver(str(tmp_path), "r", tensorboard=True)
+    observer = RunObserver(str(tmp_path), "r", sinks=["tensorboard"])
     _steps(observer, 0, range(3))
     observer.finish()
     read = loading.EventAccumulator(str(tmp_path / "tensorboard"))

@@ -154,7 +154,7 @@ def _train(run: Prepared, view: RunView) -> tuple[Summary | None, RaypackError |
     with view.phase("observer") as said:
         observer, url = start_observer(
             str(run.run_dir), run.run_dir.name, seen.bind, seen.port, run.notes, config.timeouts.actor,
-            corpus=run.fates, tensorboard=seen.tensorboard,
+            corpus=run.fates, sinks=seen.all_sinks,
         )  # fmt: skip
         said.append(f"run {run.run_dir}, metrics {url}")
     ended: RaypackError | KeyboardInterrupt | None = None
