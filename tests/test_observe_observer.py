@@ -256,19 +256,6 @@ def test_two_runs_on_one_host_stand_beside_each_other(tmp_path: Path) -> None:
         each.finish()
 
 
-def test_tensorboard_events_hold_the_records(tmp_path: Path) -> None:
-    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    observer = RunObserver(str(tmp_path), "r", sinks=["tensorboard"])
-    _steps(observer, 0, range(3))
-    observer.finish()
-    read = loading.EventAccumulator(str(tmp_path / "tensorboard"))
-    read.Reload()
-    assert [(e.step, e.value) for e in read.Scalars("learning/loss")] == [(step, 2.5) for step in range(3)]
-    assert read.Scalars("bytes/inter")[0].value == 200
-    assert read.Scalars("balance/tokens")[0].value == pytest.approx(3 / 2.5)
-    assert "learning/heldout_loss" not in read.Tags()["scalars"], "what was not measured is absent"
-
-
 def test_the_nodes_own_address_when_asked(tmp_path: Path) -> None:
     observer = RunObserver(str(tmp_path / "runs" / "r"), "r", bind="node")
     host = json.loads((observer.run_dir / "metrics.json").read_text())["address"]
