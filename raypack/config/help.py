@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from raypack.config import Config, preset_names
-from raypack.near_miss import did_you_mean, near_miss
 from raypack.config.settings import Setting, number, settings_of
 from raypack.errors import RaypackError
+from raypack.near_miss import did_you_mean, near_miss
 
 USED_MOST = (
     "run.name",
@@ -161,8 +161,9 @@ Every setting of a run, `raypack train RUN`. RUN is a preset's name, or a run fi
 under the rest of `[model]`. `--dry-run` checks it all and shows the first plan. `--help train` shows a section with the
 values of the run file at hand. `runs/NAME/config.toml` holds what a run resolved, and is a run file too.
 
-Where a setting may be `package.module:object`, an object of your own takes the place of those that are shipped
-([using raypack](use.md#your-own-parts)). A share is a number from 0 to 1. Upper limits of a billion or so are no advice: they catch typing errors.
+Where a setting may be `package.module:object`, an object of your own takes the place of the shipped ones:
+[your own parts](use.md#your-own-parts). A share is a number from 0 to 1. Upper limits of a billion or so are no advice:
+they catch typing errors.
 
 Generated from `raypack/config/tree.py` by `make docs`.
 """

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from raypack.config import Config, build, preset_or_file
 from raypack.config.help import help_text
-from raypack.near_miss import did_you_mean, near_miss, near_setting
 from raypack.config.settings import plain, settings_of, shown
 from raypack.errors import RaypackError
+from raypack.near_miss import did_you_mean, near_miss, near_setting
 
 DEFAULT = "1f3s_local"
 """The run preset where none is named."""

@@ -114,7 +114,7 @@ def build_from_sources(
 
 def _checked(ids: np.ndarray, encoder: Tokenizer) -> np.ndarray:
     """Raises RaypackError for an id that the vocabulary lacks: a corpus stores no wider numbers than it needs."""
-    if len(ids) and not (0 <= np.min(ids) and np.max(ids) < encoder.vocabulary):
+    if len(ids) and not (np.min(ids) >= 0 and np.max(ids) < encoder.vocabulary):
         raise RaypackError(
             f"tokenizer {encoder.name} made ids {np.min(ids)}..{np.max(ids)}, and says that its vocabulary is "
             f"{encoder.vocabulary}: correct one of them"

@@ -29,6 +29,8 @@ from raypack.driver.preflight import (
     check_checkpoint,
     check_corpus_named,
     check_machine,
+    check_names,
+    check_names_everywhere,
     check_places,
     check_plan,
     check_resources,
@@ -107,6 +109,7 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
             with view.phase("cluster checks") as said:
                 check_resources(config.topology)
                 check_places(run.run_dir, run.corpus, config.timeouts.actor)
+                check_names_everywhere(config, config.timeouts.actor)
                 check_storage(config, run.run_dir, config.timeouts.actor)
                 said.append("there is room for the workers, and storage for checkpoints")
             summary, ended = _train(run, view)
@@ -127,6 +130,7 @@ def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
     bar = view is None  # else the view has a spinner
     view = view or RunView(Console(quiet=True), config.run.steps)
     check_corpus_named(config)
+    check_names(config)
     if not address_of(config):
         check_machine(config)
     run_dir, resume = resolve_run(config)

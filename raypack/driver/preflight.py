@@ -20,10 +20,14 @@ from raypack.data.stream import StreamCounts
 from raypack.driver.each_node import ask_each_node
 from raypack.driver.machine import cores, memory_bytes
 from raypack.errors import RaypackError
+from raypack.kernels.attention import find_kernel
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.observer import NODE_ADDRESS
+from raypack.observe.sinks import find_sink
 from raypack.plan.topology import Topology
+from raypack.planning.policies import find_policy
 from raypack.planning.steps import StepPlanner
+from raypack.registry import is_foreign, source_digest
 
 EPSILON = 1e-9
 # Workers wait for each other most of the time, so a few may share a core; far more of them only take memory.
@@ -172,6 +176,45 @@ def _autoscaler_limits() -> Mapping[str, float]:
         return state.get_max_resources_from_cluster_config() or {}
     except (ImportError, AttributeError):
         return {}
+
+
+def check_names(config: Config) -> None:
+    """Raises RaypackError where `plan.policy`, `train.kernel` or one of `observe.sinks` names nothing."""
+    find_policy(config.plan.policy, "plan.policy")
+    find_kernel(config.train.kernel)
+    for name in config.observe.all_sinks:
+        find_sink(name)
+
+
+def check_names_everywhere(config: Config, timeout: float) -> None:
+    """On every node: what the run takes from outside raypack can be imported, and is the same source.
+
+    Raises:
+        RaypackError: names the node and the object.
+    """
+    names = [n for n in (config.plan.policy, config.train.kernel, *config.observe.all_sinks) if is_foreign(n)]
+    if not names:
+        return
+    own = _sources(names)
+    for node, found in ask_each_node(_sources, names, timeout=timeout):
+        for name in names:
+            if found[name] == own[name]:
+                continue
+            trouble = found[name] if " " in found[name] else f"{name} is another version than the driver has"
+            raise RaypackError(
+                f"node {node}: {trouble}; install it on every node, or send it along (`ray job submit --working-dir`)"
+            )
+
+
+def _sources(names: Sequence[str]) -> dict[str, str]:
+    """Of each object the digest of its source, or why there is none, which has spaces."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = source_digest(name)
+        except RaypackError as error:
+            found[name] = str(error)
+    return found
 
 
 def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:

@@ -87,7 +87,6 @@ class RunObserver:
             with contextlib.suppress(OSError):  # StepLog says which path cannot be written, and why
                 self.run_dir.mkdir(parents=True, exist_ok=True)
             self._log = StepLog(self.run_dir / STEPS_FILE)
-            self._sinks = (self._log, self._exporter)
             self._asides: list[Aside] = []
             self._go_on()
             for name in sinks:
@@ -203,7 +202,8 @@ class RunObserver:
             self._note_reached(record)
             self._count += 1
             self._recent.append(record.compact())
-            for sink in (*self._sinks, *self._asides):
+            sinks: list[StepLog | Exporter | Aside] = [self._log, self._exporter, *self._asides]
+            for sink in sinks:
                 try:
                     sink.update(record, replayed)
                 except Exception as error:

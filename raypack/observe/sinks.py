@@ -1,7 +1,7 @@
 """Where step records go besides the run's own files: TensorBoard, Weights & Biases, MLflow, or a class of one's own.
 
-`observe.sinks` names them. Each runs on a thread of the observer, so a slow one delays nobody, and a fault of one becomes
-a line on standard error: no sink stops a run, or another sink.
+`observe.sinks` names them. Each runs on a thread of the observer, so a slow one delays nobody, and a fault of one
+becomes a line on standard error: no sink stops a run, or another sink.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def find_sink(name: str) -> Callable[[Path, str], Sink]:
     Raises:
         RaypackError: there is no such class.
     """
-    found: Callable[[Path, str], Sink] = resolve(name, _SHIPPED, "observe.sinks", _fits, "a class with update and close")
+    found: Callable[[Path, str], Sink] = resolve(
+        name, _SHIPPED, "observe.sinks", _fits, "a class with update and close"
+    )
     return found
 
 
@@ -203,8 +205,8 @@ def _package(module: str, sink: str, install: str) -> Any:
         return __import__(module)
     except ImportError as error:
         raise RaypackError(
-            f'observe.sinks has "{sink}", and the package {error.name or module} is not installed: pip install {install}, '
-            "or leave the sink out"
+            f'observe.sinks has "{sink}", and the package {error.name or module} is not installed: pip install '
+            f"{install}, or leave the sink out"
         ) from None
 
 

@@ -136,13 +136,15 @@ def _foreign_table(problem: Problem, name: str, choose: Policy) -> Table:
     try:
         table = choose(problem)
         if not isinstance(table, Table):
-            raise TypeError(f"returned {table!r:.80}, must return a raypack.plan.table.Table")
+            raise RaypackError(f"policy = {name!r}: must return a raypack.plan.table.Table, and returned {table!r:.80}")
         table = table.canonical()
         asked, given = problem.samples, table.samples
         if not all(np.array_equal(getattr(asked, part), getattr(given, part)) for part in ("ids", "lengths", "labels")):
-            raise ValueError("its table has other samples than it was given")
+            raise RaypackError(f"policy = {name!r}: its table has other samples than it was given")
         if set(table.round.tolist()) != set(range(table.rounds)):
-            raise ValueError(f"its table has {table.rounds} rounds, and not a sample in each of them and no other")
+            raise RaypackError(
+                f"policy = {name!r}: must have samples in each of its {table.rounds} rounds, and no other"
+            )
         check_plan(table.to_plan(problem.topology, name))
     except RaypackError:
         raise

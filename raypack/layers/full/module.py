@@ -71,9 +71,7 @@ class Attention(nn.Module):
             q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], dim=1)
             window = c.window if self.kind == "S" else None
             sinks = c.sinks if self.kind == "S" else 0
-            outputs.append(
-                attention(q, k, v, packing, window=window, sinks=sinks, kv_of_q=kv_of_q, kernel=self.kernel)
-            )
+            outputs.append(attention(q, k, v, packing, window=window, sinks=sinks, kv_of_q=kv_of_q, kernel=self.kernel))
         return to_tokens(outputs, attend.out, wire, f"{self.site}_out")
 
     def _gathered(self, qkv: torch.Tensor, frame: Frame, gathered: Gathered, wire: Wire) -> torch.Tensor:
