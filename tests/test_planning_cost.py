@@ -173,9 +173,9 @@ def test_no_work_is_lost_or_made_up(plan: Plan, model: ModelConfig) -> None:
     loads = load_rounds(table_of(plan), plan.topology, costs)
     for each, load in zip(plan.rounds, loads, strict=True):
         n = np.array([p.length for p in each.placements], dtype=np.int64)
-        pairs = costs.layers[0].attention_seconds(each.recompute)
-        assert load.of("F").compute.sum() == pytest.approx(causal_pairs(n).sum() * pairs)
-        assert load.of("S").compute.sum() == pytest.approx(costs.layers[1].pairs(n).sum() * pairs)
+        for layer, part in zip(costs.layers, load.layers, strict=True):
+            work = layer.pairs(n).sum() * layer.attention_seconds(each.recompute)
+            assert part.compute.sum() == pytest.approx(work + n.sum() * layer.token_seconds(each.recompute))
         assert load.linear.sum() == pytest.approx(n.sum() * costs.layer_seconds(each.recompute))
 
 
@@ -291,9 +291,9 @@ def hsap_and_ulysses(heads: int, kv_heads: int, length: int, inter_rate: float) 
 def test_hsap_goes_beyond_the_head_count() -> None:
     """4 heads on 8 ranks: by heads, half of the ranks idle; over two nodes all of them work."""
     hsap, ulysses = hsap_and_ulysses(4, 4, 4000, inter_rate=1e12)
-    assert np.count_nonzero(ulysses.full) == 4
-    assert hsap.full.max() == pytest.approx(ulysses.full.max() / 2, rel=2e-3)
-    assert hsap.full.sum() == pytest.approx(ulysses.full.sum())
+    assert np.count_nonzero(ulysses.of("F").compute) == 4
+    assert hsap.of("F").compute.max() == pytest.approx(ulysses.of("F").compute.max() / 2, rel=2e-3)
+    assert hsap.of("F").compute.sum() == pytest.approx(ulysses.of("F").compute.sum())
 
 
 def test_keys_on_their_way_cost_only_what_attention_does_not_hide() -> None:
@@ -303,7 +303,7 @@ def test_keys_on_their_way_cost_only_what_attention_does_not_hide() -> None:
     rows = 2828  # node 1 needs the tokens before the cut at 4000 / sqrt(2), of one KV head a rank
     assert quick.sent["kv_exchange"][1].sum() == 4 * 3 * rows * 2 * 4 * costs.head_bytes
     exposed = (slow.of("F").exchange - quick.of("F").exchange)[1]  # a rank of which no token crosses nodes
-    hidden = quick.full[1]
+    hidden = quick.of("F").compute[1]
     assert exposed + hidden == pytest.approx(2 * rows * 2 * costs.head_bytes / 1e6, rel=2e-2)
 
 
