@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from raypack.checkpoint.checkpoints import Checkpoints, RunState, load, newest
-from raypack.checkpoint.state import check_same
+from raypack.checkpoint.addresses import store_of
+from raypack.checkpoint.checkpoints import Checkpoints, load
+from raypack.checkpoint.state import RunState, check_same, newest
 from raypack.checkpoint.storage import Store
 from raypack.comm.agreement import agree, digest_of
 from raypack.comm.faults import is_echo, is_timeout
@@ -190,7 +191,7 @@ def _set_up(job: Job, seat: Seat) -> Run:
         progress=seat.progress,
     )
     seat.progress.inside = lambda: trainer.wire.inside
-    store = Store.of(config, Path(job.run_dir))
+    store = store_of(config, Path(job.run_dir))
 
     def recorded(step: int) -> None:
         """What a checkpoint makes final must be on record: a later attempt does not do it again."""
