@@ -162,7 +162,8 @@ def _trainer(settings: WorkerSettings) -> PolicyTrainer:
     config, run_dir = settings.job.config, Path(settings.job.run_dir)
     topology = config.topology
     gpus = topology.gpus_per_worker
-    groups = WorkerGroups(config, str(run_dir), settings.observer, settings.job.first_attempt)
+    # Declared for callbacks of users; Ray takes its controller's own kind here too.
+    callbacks: list[Any] = [WorkerGroups(config, str(run_dir), settings.observer, settings.job.first_attempt)]
     scaling = ScalingConfig(
         num_workers=(topology.least, topology.workers) if topology.elastic else topology.workers,
         elastic_resize_monitor_interval_s=topology.resize_seconds,
@@ -179,7 +180,7 @@ def _trainer(settings: WorkerSettings) -> PolicyTrainer:
             storage_path=str(run_dir / ".ray_train"),
             worker_runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
             failure_config=endless,
-            callbacks=[groups],
+            callbacks=callbacks,
         ),
         torch_config=TorchConfig(timeout_s=int(config.timeouts.collective)),
         failures=RunFailures(endless, config, str(run_dir)),
