@@ -47,7 +47,7 @@ from raypack.plan.samples import Samples
 from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.policies import make_plan
-from raypack.simulate.nodes import SimulatedCluster, why_not
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 SLOWER, DIM = 400, 16
 TIMEOUT_SECONDS = 1500.0

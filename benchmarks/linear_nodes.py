@@ -38,7 +38,7 @@ from raypack.cost.flops import token_flops
 from raypack.layers.costs import Costs
 from raypack.layers.linear.kind import LINEAR
 from raypack.plan.topology import Block, Topology
-from raypack.simulate.nodes import SimulatedCluster, why_not
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 MODEL = ModelConfig(
     name="linear-1b", pattern="L", layers=16, width=2048, heads=32, kv_heads=8, head_dim=64, ffn_width=8192,

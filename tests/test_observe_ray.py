@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raypack.driver.start_watch import living_workers
+from raypack.driver.ray_internals import living_workers
 from raypack.errors import RaypackError
 from raypack.observe import observer
 from raypack.observe.observer import head_node_options, start_observer
