@@ -8,19 +8,17 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.cost.costs import ITEMSIZE, Costs
-from raypack.plan.grid import interval_max
 from raypack.plan.names import ATTENTIONS
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.table import RoundTable, table_of
 from raypack.plan.topology import Topology
-from raypack.planning.clock import after_layers, cheap_seconds, pack_seconds
+from raypack.planning.clock import cheap_seconds, pack_seconds, round_ends
 from raypack.planning.evaluate import check_cap, load_rounds
 from raypack.planning.load import RoundLoad
 
@@ -60,7 +58,7 @@ def timeline(
     loads = load_rounds(table, topology, costs)
     check_cap(loads, costs)
     sync = sync or cluster.sync
-    ends = round_ends(loads, topology, costs, sync)
+    ends = np.array(list(round_ends(loads, topology, costs, sync)))
     begins = np.vstack([np.zeros(topology.world), ends[:-1]])
     parts = [
         _round_parts(table.in_round(number), load, begins[number], topology, costs, sync)
@@ -79,27 +77,6 @@ def timeline(
         duration=duration,
         round_ends=ends,
     )
-
-
-def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> np.ndarray:
-    """When each rank is done with each round, float64 [rounds, world]; the rules are those of `planning.clock`."""
-    clock, ends, entered = np.zeros(topology.world), [], list[float]()
-    for load in loads:
-        clock = (
-            _after_step(load, clock, costs)
-            if sync == "step"
-            else after_layers(load, clock, entered, topology, costs, sync)
-        )
-        ends.append(clock)
-    return np.array(ends)
-
-
-def _after_step(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
-    packs = pack_seconds(load, costs)
-    clock, end = clock.copy(), interval_max(clock, packs.first, packs.end) + packs.seconds
-    for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
-        clock[a:b] = t
-    return clock
 
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
