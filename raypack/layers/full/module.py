@@ -38,7 +38,7 @@ class Attention(nn.Module):
         """[rows, width] -> [rows, width]."""
         c = self.config
         qkv = self.qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             qkv = normalize_heads(qkv, c.heads, c.kv_heads, self.q_norm, self.k_norm, c.norm_eps)
         qkv = rotate(qkv, frame.rope(c, x.device, qkv.dtype), c.heads + c.kv_heads)
         if self.kind == "F" and frame.gathered is not None:
