@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raypack.observe.merge import merge
+from raypack.observe.collector import merge
 from raypack.observe.record import RankReport, StepFacts, StepRecord
 
 FACTS = StepFacts(

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import raypack
 from raypack.errors import RaypackError
 from raypack.observe import metrics
+from raypack.observe.collector import merge
 from raypack.observe.exporter import Endpoint, Exporter
-from raypack.observe.merge import merge
 from raypack.observe.metrics import METRICS, Label, Metric
 from raypack.observe.pace import Pace
 from raypack.observe.record import StepRecord

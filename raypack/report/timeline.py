@@ -113,7 +113,7 @@ def _round_parts(
 
 def _full_weights(rows: RoundTable, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries (placement, rank, weight): a sample's pairs x the rank's head share, on each rank of its parent."""
-    index, rank, offset = _spread(rows.parent_first, rows.parent_width)
+    index, rank, offset = _entries(rows.parent_first, rows.parent_width)
     shares = np.empty(len(index))
     keys = rows.attention * (int(rows.parent_width.max(initial=0)) + 1) + rows.parent_width
     for key in np.unique(keys):
@@ -127,11 +127,11 @@ def _full_weights(rows: RoundTable, costs: Costs) -> tuple[np.ndarray, np.ndarra
 
 def _cheap_weights(rows: RoundTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries (placement, rank, weight): a sample's tokens / the child's width, on each rank of its child."""
-    index, rank, _ = _spread(rows.child_first, rows.child_width)
+    index, rank, _ = _entries(rows.child_first, rows.child_width)
     return index, rank, (rows.length / rows.child_width)[index]
 
 
-def _spread(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _entries(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One entry for each rank of each block: block index, rank, index in the block."""
     index = np.repeat(np.arange(len(first)), width)
     offset = np.arange(len(index)) - (np.cumsum(width) - width)[index]
