@@ -87,7 +87,7 @@ def _split(argv: Sequence[str], default: str | Path) -> tuple[str, dict[str, Any
     if unknown:
         raise RaypackError(_unknown(unknown[0], known))
     given = vars(found)
-    run, flags = given.pop("run"), dict[str, Any]()
+    run, flags = given.pop("run"), {}
     for path, value in given.items():
         section, _, key = path.partition(".")
         flags.setdefault(section, {})[key] = value

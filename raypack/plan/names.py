@@ -12,9 +12,6 @@ POLICIES = ("static", "dynamic", "repack", "repack+parents", "joint")
 RECOMPUTES = ("none", "selective", "full")
 """What backward computes again: nothing, the feed-forward part, or whole layers with their exchanges."""
 
-SYNCS = ("step", "layer", "node")
-"""Where ranks wait for each other."""
-
 SCOPES = ("intra", "inter")
 """Bytes inside a node, and between nodes."""
 

@@ -23,7 +23,6 @@ from raypack.planning.evaluate import check_cap, load_rounds
 from raypack.planning.load import RoundLoad
 
 EXCHANGE, FULL, CHEAP = range(3)
-KINDS = ("exchange", "full", "cheap")
 NO_SAMPLE = -1
 
 
@@ -33,7 +32,8 @@ class Timeline:
 
     Attributes:
         seconds: of the step.
-        rank, kind, sample, length: int64 [parts]; kind indexes `KINDS`; exchanges belong to no sample (`NO_SAMPLE`).
+        rank, kind, sample, length: int64 [parts]; kind = `EXCHANGE`, `FULL` or `CHEAP`; exchanges belong to no sample
+            (`NO_SAMPLE`).
         start, duration: float64 [parts], seconds.
         round_ends: float64 [rounds, world]: when each rank is done with each round, its waiting included.
     """
