@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raypack.errors import RaypackError
+from raypack.layers import oracle
 from raypack.layers.norm import normalize_heads
 from raypack.layers.rope import rope_table, rotate
 from raypack.model import reference
@@ -53,7 +54,7 @@ def test_rotation_equals_oracle_and_leaves_values_alone(rows: int) -> None:
     qkv = drawn(rows, 5, 8)
     positions = torch.arange(rows) % 97
     fast = gradients(rotate(qkv, rope_table(positions, 8, 1e4, F64), 4), [qkv])
-    slow = gradients(torch.cat([reference.rope(qkv[:, :4], positions, 1e4), qkv[:, 4:]], 1), [qkv])
+    slow = gradients(torch.cat([oracle.rope(qkv[:, :4], positions, 1e4), qkv[:, 4:]], 1), [qkv])
     assert_same(fast, slow)
 
 
@@ -71,7 +72,7 @@ def test_rotation_depends_on_the_distance_only_even_far_out() -> None:
 def test_rotation_in_bf16_rounds_once() -> None:
     qkv = drawn(63, 3, 8, dtype=torch.bfloat16)
     out = rotate(qkv, rope_table(torch.arange(63), 8, 1e4, torch.bfloat16), 3)
-    exact = reference.rope(qkv.float(), torch.arange(63), 1e4)
+    exact = oracle.rope(qkv.float(), torch.arange(63), 1e4)
     assert torch.equal(out, exact.bfloat16())
 
 
@@ -81,8 +82,8 @@ def test_norms_equal_oracle(rows: int) -> None:
     fast = normalize_heads(qkv, 3, 2, q_weight, k_weight, 1e-6)
     slow = torch.cat(
         [
-            reference.rms_norm(qkv[:, :3], q_weight, 1e-6),
-            reference.rms_norm(qkv[:, 3:5], k_weight, 1e-6),
+            oracle.rms_norm(qkv[:, :3], q_weight, 1e-6),
+            oracle.rms_norm(qkv[:, 3:5], k_weight, 1e-6),
             qkv[:, 5:],
         ],
         1,

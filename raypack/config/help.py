@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from raypack.config import Config, preset_names
-from raypack.config.near_miss import did_you_mean, near_miss
 from raypack.config.settings import Setting, number, settings_of
 from raypack.errors import RaypackError
+from raypack.near_miss import did_you_mean, near_miss
 
 USED_MOST = (
     "run.name",

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from raypack.config.cluster import ClusterConfig
 from raypack.config.model import ModelConfig
-from raypack.config.near_miss import did_you_mean, near_miss
 from raypack.config.settings import first_fault, shown
 from raypack.errors import RaypackError
+from raypack.near_miss import did_you_mean, near_miss
 
 T = TypeVar("T", bound=BaseModel)
 

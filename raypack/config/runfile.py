@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from raypack.config import Config, build, preset_or_file, read_toml
 from raypack.config.help import help_text
-from raypack.config.near_miss import did_you_mean, near_miss, near_setting
 from raypack.config.settings import plain, settings_of, shown
 from raypack.errors import RaypackError
+from raypack.near_miss import did_you_mean, near_miss, near_setting
 
 SHORT = {"trace": "observe.trace"}
 """Flags with a short name too."""

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from raypack.config.near_miss import did_you_mean, near_miss, near_setting
 from raypack.config.units import Unit
+from raypack.near_miss import did_you_mean, near_miss, near_setting
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Literal
 
 from raypack.errors import RaypackError
 from raypack.observe.record import PHASES
-from raypack.plan.names import COLLECTIVES, EXCHANGE_SITES, PLANNED_SITES, POLICIES, SCOPES
+from raypack.plan.names import COLLECTIVES, EXCHANGE_SITES, LAYER_KINDS, OTHER_KIND, PLANNED_SITES, POLICIES, SCOPES
 
 RUN_LABEL = "run"
-LAYERS = ("embed", "full", "sparse", "linear", "head")
+LAYERS = ("embed", *LAYER_KINDS.values(), OTHER_KIND, "head")
 DIRECTIONS = ("forward", "backward")
 FATES = ("kept", "truncated", "skipped_long", "skipped_short")
 UNITS = ("", "bytes", "seconds", "ratio", "tokens")
