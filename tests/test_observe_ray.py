@@ -16,8 +16,7 @@ from raypack.driver.ray_internals import living_workers
 from raypack.errors import RaypackError
 from raypack.observe import observer
 from raypack.observe.observer import head_node_options, start_observer
-from raypack.observe.pulse import Pulses
-from raypack.observe.reporter import Reporter
+from raypack.observe.reporter import Pulses, Reporter
 from raypack.observe.steps import read_steps
 from raypack.report.follow import Follower
 from raypack.report.view import RunView

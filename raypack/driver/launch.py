@@ -39,8 +39,7 @@ from raypack.driver.rundir import held, write_config
 from raypack.driver.worker import WorkerSettings, train_worker
 from raypack.errors import RaypackError
 from raypack.observe.attempts import last_reason
-from raypack.observe.death import cause_of_death
-from raypack.observe.observer import head_node_options, start_observer
+from raypack.observe.observer import cause_of_death, head_node_options, start_observer
 from raypack.observe.run_files import FAILURE_FILE
 from raypack.observe.steps import next_attempt
 from raypack.observe.summary import Summary

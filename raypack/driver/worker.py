@@ -17,8 +17,7 @@ import torch.distributed as dist
 from raypack.comm.faults import is_echo
 from raypack.config import Config
 from raypack.driver.planner import PlanSource
-from raypack.observe.pulse import Pulses
-from raypack.observe.reporter import SEND_SECONDS, Reporter
+from raypack.observe.reporter import SEND_SECONDS, Pulses, Reporter
 from raypack.plan.places import topology_of
 from raypack.plan.topology import Topology
 from raypack.training.loop import Job, Seat, train

@@ -16,7 +16,6 @@ from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
 from raypack.layers.frame import Frame
 from raypack.layers.kinds import kind_of
-from raypack.layers.norm import RMSNorm
 from raypack.model.head import linear_cross_entropy
 from raypack.model.mlp import SwiGLU
 from raypack.model.moe import MoE, Routing
@@ -38,9 +37,9 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, letter: str, chunk_tokens: int) -> None:
         super().__init__()
         self.chunk_tokens = chunk_tokens
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.width, config.norm_eps)
         self.attention = resolve(kind_of(config, letter).module, {}, f"layer kind {letter}")(config, letter)
-        self.ffn_norm = RMSNorm(config.width, config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps)
         self.ffn: MoE | SwiGLU
         if config.experts:
             self.ffn = MoE(
@@ -93,7 +92,7 @@ class HybridModel(nn.Module):
         self.config, self.chunk_tokens = config, chunk_tokens
         self.embed = nn.Embedding(config.vocabulary, config.width)
         self.layers = nn.ModuleList(Layer(config, letter, chunk_tokens) for letter in config.kinds)
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.norm = nn.RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied_head else nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(

@@ -83,13 +83,6 @@ class Metric:
     def label_names(self) -> tuple[str, ...]:
         return (RUN_LABEL, *(label.name for label in self.labels))
 
-    @property
-    def series_names(self) -> tuple[str, ...]:
-        """The names that a scrape shows, and that a query may use."""
-        if self.kind == "histogram":
-            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
-        return (self.name,)
-
 
 SITE = Label("site", EXCHANGE_SITES)
 OP = Label("op", COLLECTIVES)
@@ -221,8 +214,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("raypack_build_info", "gauge", "", "1; what the observer runs", BUILD),
     Metric("raypack_corpus_samples", "gauge", "", "Documents of an epoch by what the length rules did", (FATE,)),
 )  # fmt: skip
-
-BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def table() -> str:

@@ -17,9 +17,6 @@ LAYER_KINDS = {"F": "full", "S": "sparse", "L": "linear"}
 OTHER_KIND = "other"
 """What all kinds of anybody's own are called there."""
 
-SYNCS = ("step", "layer", "node")
-"""Where ranks wait for each other."""
-
 SCOPES = ("intra", "inter")
 """Bytes inside a node, and between nodes."""
 

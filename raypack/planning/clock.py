@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,9 +76,8 @@ def run_clock(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync
     busy = np.zeros(topology.world)
     for load in loads:
         busy += _own_seconds(load, costs)
-    if sync == "step":
-        return Clock(_step_seconds(loads, topology, costs), busy)
-    return Clock(_layer_seconds(loads, topology, costs, sync), busy)
+    seconds = max((float(ends.max()) for ends in round_ends(loads, topology, costs, sync)), default=0.0)
+    return Clock(seconds, busy)
 
 
 def full_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
@@ -100,23 +99,24 @@ def _own_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
     return full_seconds(load, costs) + full_exchange_seconds(load, costs) + cheap_seconds(load, costs)
 
 
-def _step_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs) -> float:
-    clock = np.zeros(topology.world)
+def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> Iterator[np.ndarray]:
+    """When each rank is done with each round, float64 [world], round by round; a step takes until the last is done."""
+    clock, entered = np.zeros(topology.world), list[float]()
     for load in loads:
-        packs = pack_seconds(load, costs)
-        end = interval_max(clock, packs.first, packs.end) + packs.seconds
-        for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
-            clock[a:b] = t
-    return float(clock.max())
+        if sync == "step":
+            clock = _after_packs(load, clock, costs)
+        else:
+            clock = after_layers(load, clock, entered, topology, costs, sync)
+        yield clock
 
 
-def _layer_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> float:
-    """Walk through the layers once; a layer's seconds hold all its passes."""
-    clock = np.zeros(topology.world)
-    entered: list[float] = []
-    for load in loads:
-        clock = after_layers(load, clock, entered, topology, costs, sync)
-    return float(clock.max())
+def _after_packs(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
+    packs = pack_seconds(load, costs)
+    end = interval_max(clock, packs.first, packs.end) + packs.seconds
+    clock = clock.copy()
+    for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
+        clock[a:b] = t
+    return clock
 
 
 def after_layers(

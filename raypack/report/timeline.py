@@ -8,7 +8,6 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,17 +16,15 @@ from raypack.config import ClusterConfig, ModelConfig
 from raypack.cost.rates import ITEMSIZE
 from raypack.layers.costs import Costs
 from raypack.layers.full.cost import shares
-from raypack.plan.grid import interval_max
 from raypack.plan.names import ATTENTIONS
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.table import RoundTable, table_of
 from raypack.plan.topology import Topology
-from raypack.planning.clock import after_layers, cheap_seconds, full_exchange_seconds, full_seconds, pack_seconds
+from raypack.planning.clock import cheap_seconds, full_exchange_seconds, full_seconds, pack_seconds, round_ends
 from raypack.planning.evaluate import check_cap
 from raypack.planning.load import RoundLoad, load_rounds
 
 EXCHANGE, FULL, CHEAP = range(3)
-KINDS = ("exchange", "full", "cheap")
 NO_SAMPLE = -1
 
 
@@ -37,7 +34,8 @@ class Timeline:
 
     Attributes:
         seconds: of the step.
-        rank, kind, sample, length: int64 [parts]; kind indexes `KINDS`; exchanges belong to no sample (`NO_SAMPLE`).
+        rank, kind, sample, length: int64 [parts]; kind = `EXCHANGE`, `FULL` or `CHEAP`; exchanges belong to no sample
+            (`NO_SAMPLE`).
         start, duration: float64 [parts], seconds.
         round_ends: float64 [rounds, world]: when each rank is done with each round, its waiting included.
     """
@@ -62,7 +60,7 @@ def timeline(
     loads = load_rounds(table, topology, costs)
     check_cap(loads, costs)
     sync = sync or cluster.sync
-    ends = round_ends(loads, topology, costs, sync)
+    ends = np.array(list(round_ends(loads, topology, costs, sync)))
     begins = np.vstack([np.zeros(topology.world), ends[:-1]])
     parts = [
         _round_parts(table.in_round(number), load, begins[number], topology, costs, sync)
@@ -81,27 +79,6 @@ def timeline(
         duration=duration,
         round_ends=ends,
     )
-
-
-def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> np.ndarray:
-    """When each rank is done with each round, float64 [rounds, world]; the rules are those of `planning.clock`."""
-    clock, ends, entered = np.zeros(topology.world), [], list[float]()
-    for load in loads:
-        clock = (
-            _after_step(load, clock, costs)
-            if sync == "step"
-            else after_layers(load, clock, entered, topology, costs, sync)
-        )
-        ends.append(clock)
-    return np.array(ends)
-
-
-def _after_step(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
-    packs = pack_seconds(load, costs)
-    clock, end = clock.copy(), interval_max(clock, packs.first, packs.end) + packs.seconds
-    for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
-        clock[a:b] = t
-    return clock
 
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -137,7 +114,7 @@ def _round_parts(
 
 def _full_weights(rows: RoundTable, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries (placement, rank, weight): a sample's pairs x the rank's head share, on each rank of its parent."""
-    index, rank, offset = _spread(rows.parent_first, rows.parent_width)
+    index, rank, offset = _entries(rows.parent_first, rows.parent_width)
     weight = np.zeros(len(index))
     for key in np.unique(np.stack([rows.attention, rows.parent_width]), axis=1).T.tolist():
         mine = ((rows.attention == key[0]) & (rows.parent_width == key[1]))[index]
@@ -150,11 +127,11 @@ def _full_weights(rows: RoundTable, costs: Costs) -> tuple[np.ndarray, np.ndarra
 
 def _cheap_weights(rows: RoundTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries (placement, rank, weight): a sample's tokens / the child's width, on each rank of its child."""
-    index, rank, _ = _spread(rows.child_first, rows.child_width)
+    index, rank, _ = _entries(rows.child_first, rows.child_width)
     return index, rank, (rows.length / rows.child_width)[index]
 
 
-def _spread(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _entries(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One entry for each rank of each block: block index, rank, index in the block."""
     index = np.repeat(np.arange(len(first)), width)
     offset = np.arange(len(index)) - (np.cumsum(width) - width)[index]

@@ -20,7 +20,6 @@ from raypack.layers.frame import Frame
 from raypack.layers.linear.chunk import entered, inside, state_of
 from raypack.layers.linear.conv import short_conv
 from raypack.layers.linear.host_plan import LinearPlan
-from raypack.layers.norm import rms_norm
 
 GATE_TEMPER = 16.0
 """Gates are sigmoid(x) ** (1 / 16), so that they forget slowly at first (Yang et al. 2024, section 4.4)."""
@@ -68,7 +67,7 @@ class LinearAttention(nn.Module):
         y = linear_attention(grouped, k, v, self._log_decay(x, wide), plan.states, wire, c.linear_chunk).flatten(1, 2)
         y = y.to(x.dtype)
         if self.out_norm is not None:
-            y = rms_norm(y, self.out_norm, c.norm_eps)
+            y = F.rms_norm(y, self.out_norm.shape, self.out_norm, c.norm_eps)
         return self.out(y.flatten(1))
 
     def _log_decay(self, x: Tensor, wide: torch.dtype) -> Tensor | None:
