@@ -24,7 +24,7 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	@touch $@
 
 train: $(STAMP) ## train the default 1F3S model on 4 local workers (ARGS="--section.key value")
-	$(BIN)/python jobs/train_1f3s.py $(ARGS)
+	$(BIN)/raypack train $(ARGS)
 
 # One thread a process: the ranks of a pool share the cores. Ray's token authentication is for clusters, not tests.
 test test-rest test-all: export OMP_NUM_THREADS ?= 1

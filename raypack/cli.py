@@ -23,6 +23,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "train": Entry("raypack.commands.train", "train", "Train a model: run files, presets, every setting a flag."),
     "data": Entry("raypack.commands.data", "data", "Build a corpus from files, look at one."),
     "plan": Entry("raypack.commands.plan", "plan", "Plan one step of given sample lengths."),
     "evaluate": Entry("raypack.commands.plan", "evaluate", "Cost a plan on a described cluster."),
@@ -78,10 +79,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="raypack")
 def main() -> None:
-    """Elastic training of hybrid-attention models on variable-length data, orchestrated by Ray.
-
-    Training itself is `python jobs/train_1f3s.py --help`.
-    """
+    """Elastic training of hybrid-attention models on variable-length data, orchestrated by Ray."""
     for stream in (sys.stdout, sys.stderr):
         # Names of files need not be text, and a terminal need not know every letter.
         if isinstance(stream, io.TextIOWrapper):

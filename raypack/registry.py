@@ -73,8 +73,12 @@ def blame(name: str, what: str, error: Exception) -> RaypackError:
 
 
 def source_digest(name: str) -> str:
-    """Hex SHA-256 of the file that a foreign object's module is; "" where it has none. The module is imported."""
-    file = inspect.getsourcefile(_module(name, "module"))
+    """Hex SHA-256 of the file that a foreign object's module is; "" where it has none. The module is imported.
+
+    Raises:
+        RaypackError: it cannot be imported.
+    """
+    file = getattr(_module(name, "name"), "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
@@ -84,10 +88,8 @@ def _load(name: str, what: str) -> Any:
     for part in path.split("."):
         if not hasattr(found, part):
             near = near_miss(part, [each for each in vars(found) if not each.startswith("_")])
-            module = name.partition(":")[0]
-            raise RaypackError(
-                f"{what} = {name!r}: {module} has no {path}" + (f": {did_you_mean(near, '')}" * bool(near))
-            )
+            meant = did_you_mean(near, "correct the name")
+            raise RaypackError(f"{what} = {name!r}: {name.partition(':')[0]} has no {path}: {meant}")
         found = getattr(found, part)
     return found
 

@@ -98,5 +98,5 @@ def test_flash_attn_gets_the_offsets_of_queries_and_of_keys(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     queries, keys = [3, 5, 2], [10, 5, 2]
     q, k, v = draw_inputs(queries, keys)
-    out = kernels_cuda.flash_attn(q, k, v, Packing(queries), Packing(keys), None, 8**-0.5)
+    out = kernels_cuda.flash_attn(q, k, v, Packing(queries), Packing(keys), None, 0, 8**-0.5)
     assert torch.allclose(out, oracle(q, k, v, queries, keys), rtol=0, atol=1e-12)

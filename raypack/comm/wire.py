@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.plan.topology import Block
+from raypack.plan.topology import Block, Topology
 
 
 class Wire:
@@ -34,6 +34,11 @@ class Wire:
         self.poison = poison
         self.inside = ""
         self._kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+    @classmethod
+    def alone(cls) -> Wire:
+        """Of the only rank there is: it meets nobody."""
+        return cls(None, Ledger(Topology((1,)), 0))
 
     def scratch(self, use: str, vectors: int, like: torch.Tensor) -> torch.Tensor:
         """A buffer [vectors, head_dim] of the kind of `like`; its content is lost at the next call for this `use`."""

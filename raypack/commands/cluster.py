@@ -25,7 +25,7 @@ def cluster() -> None:
 
 
 @cluster.command(context_settings={"ignore_unknown_options": True})
-@click.argument("run", metavar="RUN.toml")
+@click.argument("run", metavar="RUN.toml|PRESET")
 @click.argument("overrides", metavar="[--section.key VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--cluster-file",
@@ -45,14 +45,14 @@ def check(
     address: str | None,
     json_target: str | None,
 ) -> None:
-    """Does the cluster hold the run of RUN.toml? Exit code 0 = yes, 2 = no, with one line for each fault.
+    """Does the cluster hold the run of this file or preset? Exit code 0 = yes, 2 = no, with one line for each fault.
 
     Looks for workers that no node type can hold and too few nodes at the cluster's largest; with --address also for
     places of the run that a node does not see. A file is only read: no cloud is asked whether it has such machines.
     """
     if cluster_file and address:
         raise RaypackError("--cluster-file and --address: give one of them")
-    config = load_run(["--run", run, *overrides], run)
+    config = load_run([run, *overrides])
     report, shape = _report(config, cluster_file or DEFAULT_FILE, address)
     if json_target != STANDARD_OUTPUT:
         people_console().print(_table(shape))

@@ -22,6 +22,7 @@ from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus, CorpusHeader
 from raypack.data.lengths import READERS, LengthStatistics, length_statistics, read_lengths
 from raypack.data.tokenizer import TOKENIZERS
+from raypack.registry import FOREIGN
 
 BAR_CELLS = 24
 
@@ -50,7 +51,7 @@ def data() -> None:
 )
 @click.option("--holdout", type=float, default=0.01, metavar="SHARE", help="Share of the documents to hold out.")
 @click.option("--text-field", default="text", metavar="KEY", help="Key of the text in .jsonl lines.")
-@click.option("--tokenizer", type=click.Choice(list(TOKENIZERS)), default="byte", help="What makes tokens of text.")
+@click.option("--tokenizer", default="byte", help=f"What makes tokens of text: {', '.join(TOKENIZERS)}, or {FOREIGN}.")
 @click.option("--force", is_flag=True, help="Replace a corpus that is there.")
 @json_option
 @handle_errors

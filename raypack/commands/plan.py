@@ -34,9 +34,11 @@ from raypack.plan.topology import Topology
 from raypack.planning.evaluate import Evaluation
 from raypack.planning.evaluate import evaluate as evaluate_plan
 from raypack.planning.policies import CHOICES, DEFAULT_BUDGET, make_plan
+from raypack.registry import FOREIGN
 
 # Ten million evaluations take hours, and nothing is gained beyond.
 BUDGET_MAX, BUDGET_SECONDS_MAX = 10_000_000, 86_400
+POLICY_HELP = f"How parents and children are chosen: {', '.join(POLICIES)}, or {FOREIGN}."
 SYNC_HELP = "Where ranks wait for each other; default: the cluster's."
 
 cluster_option = click.option(
@@ -60,7 +62,7 @@ sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]
 @click.option("--lengths", required=True, help="Length file of one step: .txt, .npy, .npz or .parquet, in tokens.")
 @cluster_option
 @model_option
-@click.option("--policy", type=click.Choice(POLICIES), default="joint", help="How parents and children are chosen.")
+@click.option("--policy", default="joint", help=POLICY_HELP)
 @click.option("--ranks", type=int, default=None, help="Ranks to plan for, at most the cluster's; default: all.")
 @click.option("--cap", type=int, default=None, help="Tokens of one rank in one round; default: the cluster's.")
 @sync_option

@@ -24,6 +24,7 @@ from raypack.config import load_cluster, load_model
 from raypack.errors import RaypackError
 from raypack.plan.names import POLICIES
 from raypack.planning.policies import DEFAULT_BUDGET
+from raypack.registry import FOREIGN
 from raypack.simulate.presets import PRESETS
 from raypack.simulate.replay import Replay, check_policies, replay
 from raypack.simulate.summary import PolicySummary, summarise, to_data
@@ -32,6 +33,8 @@ from raypack.simulate.trace import read_trace
 STEPS_MAX = 100_000
 EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about}" for p in PRESETS.values())
 
+POLICIES_HELP = f"Policies to compare, separated by commas; {FOREIGN} for one of your own."
+
 
 @click.command(context_settings={"show_default": True, "max_content_width": 120}, epilog=EPILOG)
 @click.option(
@@ -39,7 +42,7 @@ EPILOG = "\b\nLength presets:\n" + "\n".join(f"  {p.name:<14} {p.kind}: {p.about
 )
 @cluster_option
 @model_option
-@click.option("--policies", default=",".join(POLICIES), help="Policies to compare, separated by commas.")
+@click.option("--policies", default=",".join(POLICIES), help=POLICIES_HELP)
 @click.option("--steps", type=int, default=20, help="Steps to draw.")
 @click.option(
     "--tokens-per-step", type=int, default=1_048_576, help="A step takes samples until the next exceeds this."

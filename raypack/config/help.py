@@ -41,12 +41,12 @@ COLUMNS = 100
 """Help is never wider, however wide the terminal is."""
 
 
-def help_text(topic: str, values: Config, *, program: str, description: str, run_file: str) -> str:
+def help_text(topic: str, values: Config, *, program: str, description: str, run: str) -> str:
     """What `--help TOPIC` prints: "" = the short help, `all`, a section, or one `section.key`.
 
     Args:
         values: shown as the values that a run would have now.
-        program, description, run_file: for the short help.
+        program, description, run: for the short help; `run` = the run preset or file.
 
     Raises:
         RaypackError: no such topic.
@@ -55,7 +55,7 @@ def help_text(topic: str, values: Config, *, program: str, description: str, run
     out = click.HelpFormatter(width=min(COLUMNS, shutil.get_terminal_size().columns) - 1)
     wanted = topic.removeprefix("--").lower()
     if not wanted:
-        _short_help(out, every, values, program, description.strip(), run_file)
+        _short_help(out, every, values, program, description.strip(), run)
     elif wanted == "all" or wanted in SECTIONS:
         for section in SECTIONS if wanted == "all" else (wanted,):
             with out.section(f"[{section}] {_about(section).rstrip('.')}"):
@@ -70,12 +70,13 @@ def help_text(topic: str, values: Config, *, program: str, description: str, run
 
 
 def _short_help(
-    out: click.HelpFormatter, every: list[Setting], values: Config, program: str, description: str, run_file: str
+    out: click.HelpFormatter, every: list[Setting], values: Config, program: str, description: str, run: str
 ) -> None:
-    out.write(f"usage: {program} [--run FILE] [--section.key VALUE]... [--dry-run] [--help [TOPIC]]\n\n")
+    out.write(f"usage: {program} [RUN.toml | PRESET] [--section.key VALUE]... [--dry-run] [--help [TOPIC]]\n\n")
     out.write(f"{description}\n\n" if description else "")
     rows = [
-        ("--run FILE", f"run file, TOML; without it {_nearest(run_file)}"),
+        ("PRESET", f"{', '.join(preset_names('runs'))}; without one {_nearest(run)}"),
+        ("RUN.toml", "a run file; both also as --run RUN"),
         ("--dry-run", "check all, show the first plan, start nothing"),
         ("--help all", "every setting with its unit and limits"),
         ("--help SECTION", "those of one section"),
@@ -89,9 +90,9 @@ def _short_help(
     out.write("Shown are values without flags. A flag lies over the run file, that over the defaults.\n")
 
 
-def _nearest(file: str) -> str:
-    """The shorter of a path and the same seen from here."""
-    return min(file, os.path.relpath(file), key=len)
+def _nearest(run: str) -> str:
+    """Of a path the shorter of it and the same seen from here."""
+    return min(run, os.path.relpath(run), key=len)
 
 
 def _row(setting: Setting, values: Config) -> tuple[str, str]:
@@ -108,7 +109,8 @@ def _value(values: Config, path: str) -> Any:
 def _may_be(setting: Setting) -> str:
     """Kind or choices, unit and limits: `integer, tokens, 2 to 2,147,483,647`."""
     if setting.choices:
-        return "one of " + ", ".join(_written(choice) or "empty" for choice in setting.choices)
+        few = "one of " if setting.kind == "choice" else f"{setting.kind}: "
+        return few + ", ".join(_written(choice) or "empty" for choice in setting.choices)
     return ", ".join(filter(None, [setting.kind, setting.unit, setting.limits]))
 
 
@@ -129,8 +131,8 @@ def _about(section: str) -> str:
 def reference_page() -> str:
     """docs/run-file.md."""
     every = list(settings_of(Config))
-    presets = (", ".join(f"`{name}`" for name in preset_names(kind)) for kind in ("models", "clusters"))
-    parts = [PAGE_HEAD, "Presets of `model.preset`: {}. Of `plan.cluster`: {}.\n".format(*presets)]
+    presets = (", ".join(f"`{name}`" for name in preset_names(kind)) for kind in ("runs", "models", "clusters"))
+    parts = [PAGE_HEAD, "Presets of runs: {}. Of `model.preset`: {}. Of `plan.cluster`: {}.\n".format(*presets)]
     for section in SECTIONS:
         parts.append(
             f"## [{section}]\n\n{_about(section)}\n\n" + _table(s for s in every if s.path.startswith(f"{section}."))
@@ -150,7 +152,7 @@ def _table(settings: Iterable[Setting]) -> str:
 
 PAGE_HEAD = """# The run file
 
-Every setting of a run. A run file is TOML, a table for each section:
+Every setting of a run, `raypack train RUN`. RUN is a preset's name, or a run file: TOML, a table for each section:
 
     [train]
     lr = 3e-3
@@ -159,7 +161,9 @@ Every setting of a run. A run file is TOML, a table for each section:
 under the rest of `[model]`. `--dry-run` checks it all and shows the first plan. `--help train` shows a section with the
 values of the run file at hand. `runs/NAME/config.toml` holds what a run resolved, and is a run file too.
 
-A share is a number from 0 to 1. Upper limits of a billion or so are no advice: they catch typing errors.
+Where a setting may be `package.module:object`, an object of your own takes the place of the shipped ones:
+[your own parts](use.md#your-own-parts). A share is a number from 0 to 1. Upper limits of a billion or so are no advice:
+they catch typing errors.
 
 Generated from `raypack/config/tree.py` by `make docs`.
 """

@@ -28,12 +28,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise RaypackError(f"cannot read {shown(str(path))}: {error}") from None
 
 
-def preset_names(kind: Literal["models", "clusters"]) -> list[str]:
+Kind = Literal["models", "clusters", "runs"]
+
+
+def preset_names(kind: Kind) -> list[str]:
     folder = resources.files("raypack.presets").joinpath(kind)
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def preset_or_file(kind: Literal["models", "clusters"], name: str) -> dict[str, Any]:
+def preset_or_file(kind: Kind, name: str) -> dict[str, Any]:
     """The TOML of a shipped preset, or of a file where `name` ends in .toml."""
     if name.endswith(".toml"):
         return read_toml(name)

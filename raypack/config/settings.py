@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from raypack.config.units import Unit
+from raypack.config.units import Named, Unit
 from raypack.near_miss import did_you_mean, near_miss, near_setting
 
 
@@ -24,7 +24,7 @@ class Setting:
 
     Attributes:
         path: `section.key`.
-        kind: what is written: integer, number, text, true or false, list of integers, or a choice.
+        kind: what is written: integer, number, text, true or false, list of integers, list of names, or a choice.
         unit: of a number; "" for anything else.
         limits: of a number, in words; "" where there are none.
     """
@@ -57,9 +57,16 @@ def _section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 def _setting(path: str, field: FieldInfo) -> Setting:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    choices = next((part.choices for part in field.metadata if isinstance(part, Named)), choices)
     unit = next((part.name for part in field.metadata if isinstance(part, Unit)), "")
-    kinds: dict[Any, str] = {int: "integer", float: "number", bool: "true or false", str: "text"}
-    kind = "choice" if choices else kinds.get(field.annotation, "list of integers")
+    kinds: dict[Any, str] = {
+        int: "integer",
+        float: "number",
+        bool: "true or false",
+        str: "choice" if choices else "text",
+        tuple[str, ...]: "list of names",
+    }
+    kind = kinds.get(field.annotation, "choice" if choices else "list of integers")
     return Setting(path, kind, choices, unit, _limits(field), field.get_default(), field.description or "")
 
 

@@ -16,6 +16,8 @@ from raypack.config.units import (
     Directory,
     DirectoryName,
     Host,
+    Named,
+    NameList,
     Place,
     Plain,
     Ranks,
@@ -27,6 +29,7 @@ from raypack.config.units import (
     Tokens,
     Unit,
 )
+from raypack.plan.names import KERNELS, POLICIES, SINKS
 
 
 class RunSection(Section):
@@ -75,10 +78,11 @@ class DataSection(Section):
 class PlanSection(Section):
     """Who decides which ranks compute which sample, and what that planner knows of the machines."""
 
-    policy: Literal["static", "dynamic", "repack", "repack+parents", "joint"] = Field(
+    policy: Annotated[str, Named(POLICIES)] = Field(
         "joint",
         description="how samples get ranks; static one width for all, dynamic one per sample, repack and "
-        "repack+parents children inside nodes, joint parent and child of each sample together",
+        "repack+parents children inside nodes, joint parent and child of each sample together; package.module:object "
+        "one of your own",
     )
     cluster: Place = Field("local-2x4", description="cluster preset or .toml file with the cost model's rates")
     sync: Literal["", "step", "layer", "node"] = Field(
@@ -166,6 +170,11 @@ class TrainSection(Section):
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
         "float32", description="number type of weights and activations"
     )
+    kernel: Annotated[str, Named(KERNELS)] = Field(
+        "auto",
+        description="what computes attention on a rank; auto the best for device and number type, exact plain torch, "
+        "package.module:object one of your own; hsap across nodes has its own",
+    )
     shard: Literal["none", "world"] = Field(
         "none", description="where parameters live; none = all on every rank, world = split over all ranks (FSDP2)"
     )
@@ -245,7 +254,17 @@ class ObserveSection(Section):
     trace: Annotated[int, Unit("step number")] = Field(
         -1, ge=-1, le=10**9, description="step whose Chrome trace, of all ranks, is written (also --trace); -1 = none"
     )
-    tensorboard: bool = Field(False, description="write TensorBoard events beside the records")
+    tensorboard: bool = Field(False, description="write TensorBoard events beside the records; a sink like the others")
+    sinks: Annotated[NameList, Named(SINKS)] = Field(
+        (),
+        description="where step records go too; wandb Weights & Biases, mlflow MLflow, package.module:object one of "
+        "your own",
+    )
+
+    @property
+    def all_sinks(self) -> tuple[str, ...]:
+        """Each once, in the order given."""
+        return tuple(dict.fromkeys([*(["tensorboard"] if self.tensorboard else []), *self.sinks]))
 
 
 class TimeoutSection(Section):

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from raypack.registry import FOREIGN, unknown
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,26 @@ class Unit:
     """What a number counts, for `--help` and the reference page; "" where it is a bare number."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """Of text, or of each text in a list: one of `known`, or `package.module:object`. Only its form is checked."""
+
+    known: tuple[str, ...]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return (*self.known, FOREIGN)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, given: Any) -> Any:
+        for name in (given,) if isinstance(given, str) else given:
+            if fault := unknown(name, self.known):
+                raise ValueError(fault)
+        return given
 
 
 # The square of a sample's length must fit into 64 bits.
@@ -78,9 +101,9 @@ def _title(text: str) -> str:
 
 
 def _listed(given: object) -> object:
-    """`[2, 6]`, `2,6` or `2 6`, as a command line gives it, as a list."""
+    """`[2, 6]`, `2,6` or `2 6`, as a command line gives it, as a list; `["a", "b"]` likewise."""
     if isinstance(given, str):
-        return re.findall(r"[^\s,]+", given.strip().removeprefix("[").removesuffix("]"))
+        return re.findall(r"[^\s,\"']+", given.strip().removeprefix("[").removesuffix("]"))
     return given
 
 
@@ -92,3 +115,5 @@ Host = Annotated[str, AfterValidator(_host)]
 Title = Annotated[str, AfterValidator(_title)]
 """What tables call something."""
 RanksOfNodes = Annotated[tuple[Ranks, ...], BeforeValidator(_listed), Unit("ranks"), Field(max_length=8192)]
+NameList = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(max_length=100)]
+"""Wants a `Named` around it."""

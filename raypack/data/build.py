@@ -112,6 +112,16 @@ def build_from_sources(
         raise RaypackError(f"cannot build {out}: {error.filename or out}: {error.strerror or error}") from None
 
 
+def _checked(ids: np.ndarray, encoder: Tokenizer) -> np.ndarray:
+    """Raises RaypackError for an id that the vocabulary lacks: a corpus stores no wider numbers than it needs."""
+    if len(ids) and not (np.min(ids) >= 0 and np.max(ids) < encoder.vocabulary):
+        raise RaypackError(
+            f"tokenizer {encoder.name} made ids {np.min(ids)}..{np.max(ids)}, and says that its vocabulary is "
+            f"{encoder.vocabulary}: correct one of them"
+        )
+    return ids
+
+
 def _add_document(
     writer: CorpusWriter, encoder: Tokenizer, source: Source, chunks: Iterable[str], tally: _Tally
 ) -> None:
@@ -119,7 +129,7 @@ def _add_document(
     try:
         with writer.tokens.all_or_nothing():
             for ids in encoder.encode(_hashed(chunks, digest)):
-                writer.tokens.append(ids)
+                writer.tokens.append(_checked(ids, encoder))
     except NotTextError:
         if source.named:
             raise RaypackError(f"--input {source.path}: is no UTF-8 text; convert it or leave it out") from None

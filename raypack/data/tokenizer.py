@@ -1,17 +1,18 @@
-"""Text to token ids. A new tokenizer is a class with this protocol and an entry in `TOKENIZERS`."""
+"""Text to token ids. A tokenizer is a class with this protocol, shipped or `package.module:object` of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from raypack.errors import RaypackError
+from raypack.registry import blame, resolve
 
 
 class Tokenizer(Protocol):
-    """`vocabulary` ids from 0; `end_of_document` is the id that closes every document."""
+    """Made without arguments. `name` is what the corpus remembers; ids lie in 0..`vocabulary` - 1; `end_of_document`
+    is the one that closes every document."""
 
     name: str
     vocabulary: int
@@ -41,7 +42,18 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {"byte": ByteTokenizer}
 
 
 def make_tokenizer(name: str) -> Tokenizer:
-    """Raises RaypackError for a name that is not in `TOKENIZERS`."""
-    if name not in TOKENIZERS:
-        raise RaypackError(f"tokenizer {name!r} is unknown: there are {', '.join(TOKENIZERS)}")
-    return TOKENIZERS[name]()
+    """The tokenizer of a name.
+
+    Raises:
+        RaypackError: there is none, or it cannot be made.
+    """
+    kind = resolve(name, TOKENIZERS, "tokenizer", _fits, "a class with name, vocabulary, end_of_document, encode")
+    try:
+        made: Tokenizer = kind()
+    except Exception as error:
+        raise blame(name, "tokenizer", error) from error
+    return made
+
+
+def _fits(kind: Any) -> bool:
+    return callable(kind) and all(hasattr(kind, part) for part in ("name", "vocabulary", "end_of_document", "encode"))

@@ -1,4 +1,5 @@
-"""What a job script calls: arguments in, exit code out. Every fault is one line on standard error."""
+"""What `raypack train` and the job scripts call: arguments in, exit code out. Every fault is one line on standard
+error."""
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ from pathlib import Path
 from types import FrameType
 
 from raypack.config import Config
-from raypack.config.runfile import read_request
+from raypack.config.runfile import DEFAULT, load_run, read_request, with_name
 from raypack.errors import RaypackError
+from raypack.files import absolute
 
 
-def main(argv: Sequence[str], default: Path, description: str, program: str = "") -> int:
+def main(argv: Sequence[str], default: str = DEFAULT, description: str = "", program: str = "") -> int:
     """Run a job's arguments, or with `--dry-run` say what they would run.
 
     Args:
         argv: without the program's name.
-        default: run file used where `--run` names none.
+        default: run preset or file where the arguments name none.
         description: shown by `--help`.
         program: what `--help` calls it; default the script's name.
 
@@ -37,7 +39,7 @@ def main(argv: Sequence[str], default: Path, description: str, program: str = ""
     before = signal.signal(signal.SIGTERM, stop)
     try:
         asked = read_request(argv, default, description, program)
-        _choose_authentication(asked.config)
+        _prepare_environment(asked.config)
         # torch and Ray take seconds to import: a mistyped flag should not.
         if asked.dry_run:
             from raypack.driver.dry_run import dry_run
@@ -59,6 +61,24 @@ def main(argv: Sequence[str], default: Path, description: str, program: str = ""
     return 0
 
 
+def train(run: Config | Sequence[str] = ()) -> Path:
+    """Train from start to end, with this process as the run's driver, and say so on standard output.
+
+    Args:
+        run: settings, or the arguments of `raypack train`: `["1f3s_local", "--run.steps", "10"]`.
+
+    Returns:
+        The run's directory: records, checkpoints and `summary.json` (docs/use.md).
+
+    Raises:
+        RaypackError: a check before the start failed, or the run did; records so far are kept.
+    """
+    config = with_name(run, "run") if isinstance(run, Config) else load_run(run)
+    _prepare_environment(config)
+    _run(config, [])
+    return absolute(config.run.root) / config.run.name
+
+
 def _run(config: Config, argv: Sequence[str]) -> None:
     from rich.console import Console
 
@@ -78,10 +98,12 @@ def _failed(line: str, code: int) -> int:
     return code
 
 
-def _choose_authentication(config: Config) -> None:
-    """A Ray of our own asks for a token, whatever this Ray version's default is; read when Ray is imported.
+def _prepare_environment(config: Config) -> None:
+    """What torch and Ray read when they are imported.
 
-    A cluster that is there already has made its choice.
+    A Ray of our own asks for a token, whatever this Ray version's default is; a cluster that is there already has made
+    its choice. And every step has other sizes: as it comes, the CUDA allocator fragments.
     """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if not (config.run.ray_address or os.environ.get("RAY_ADDRESS")):
         os.environ.setdefault("RAY_AUTH_MODE", "token")

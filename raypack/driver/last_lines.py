@@ -109,10 +109,14 @@ def what_next(config: Config) -> str:
 
 
 def typed_before(argv: Sequence[str]) -> list[str]:
-    """The command line of this process up to `argv`, its own arguments: interpreter and script, as they were typed."""
+    """The command line of this process up to `argv`, its own arguments, as it was typed."""
     words = sys.orig_argv
     own = len(words) - len(argv)
-    return words[:own] if words[own:] == list(argv) else [sys.executable, *sys.argv[:1]]
+    if words[own:] != list(argv):
+        return [sys.executable, *sys.argv[:1]]
+    if Path(words[1]).name == "raypack":  # what was typed, and the shell found its interpreter
+        return [program("raypack"), *words[2:own]]
+    return words[:own]
 
 
 def program(name: str) -> str:

@@ -22,7 +22,7 @@ from raypack.config import Config
 from raypack.driver.elastic import NodesInReach, WorkerGroups
 from raypack.driver.failures import RunFailures, reason_of
 from raypack.driver.last_lines import FINISHED, last_lines, short
-from raypack.driver.nodes import check_places, check_resources, check_storage
+from raypack.driver.nodes import check_names_everywhere, check_places, check_resources, check_storage
 from raypack.driver.planner import Planner
 from raypack.driver.preflight import Prepared, prepare_run
 from raypack.driver.ray_cluster import address_of, connected
@@ -70,6 +70,7 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
             with view.phase("cluster checks") as said:
                 check_resources(config.topology)
                 check_places(run.run_dir, run.corpus, config.timeouts.actor)
+                check_names_everywhere(config, config.timeouts.actor)
                 check_storage(config, run.run_dir, config.timeouts.actor)
                 said.append("there is room for the workers, and storage for checkpoints")
             summary, ended = _train(run, view)
@@ -94,7 +95,7 @@ def _train(run: Prepared, view: RunView) -> tuple[Summary | None, RaypackError |
     with view.phase("observer") as said:
         observer, url = start_observer(
             str(run.run_dir), run.run_dir.name, seen.bind, seen.port, run.notes, config.timeouts.actor,
-            corpus=run.fates, tensorboard=seen.tensorboard,
+            corpus=run.fates, sinks=seen.all_sinks,
         )  # fmt: skip
         said.append(f"run {run.run_dir}, metrics {url}")
     ended: RaypackError | KeyboardInterrupt | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from raypack.driver.ray_cluster import connected
 from raypack.driver.ray_internals import autoscaler_limits, autoscaler_nodes
 from raypack.errors import RaypackError
 from raypack.files import absolute, raypack_home
+from raypack.registry import is_foreign, source_digest
 
 
 def ask_each_node(question: Callable[..., Any], *arguments: Any, timeout: float) -> Iterator[tuple[str, Any]]:
@@ -213,3 +214,34 @@ def _unseen(paths: list[str], timeout: float) -> dict[str, str]:
 
 def _missing(paths: list[str]) -> list[str]:
     return [path for path in paths if not os.path.exists(path)]
+
+
+def check_names_everywhere(config: Config, timeout: float) -> None:
+    """On every node: what the run takes from outside raypack can be imported, and is the same source.
+
+    Raises:
+        RaypackError: names the node and the object.
+    """
+    names = [n for n in (config.plan.policy, config.train.kernel, *config.observe.all_sinks) if is_foreign(n)]
+    if not names:
+        return
+    own = _sources(names)
+    for node, found in ask_each_node(_sources, names, timeout=timeout):
+        for name in names:
+            if found[name] == own[name]:
+                continue
+            trouble = found[name] if " " in found[name] else f"{name} is another version than the driver has"
+            raise RaypackError(
+                f"node {node}: {trouble}; install it on every node, or send it along (`ray job submit --working-dir`)"
+            )
+
+
+def _sources(names: Sequence[str]) -> dict[str, str]:
+    """Of each object the digest of its source, or why there is none, which has spaces."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = source_digest(name)
+        except RaypackError as error:
+            found[name] = str(error)
+    return found

@@ -23,9 +23,12 @@ from raypack.driver.ray_cluster import address_of
 from raypack.driver.rundir import resolve_run, resume_notes
 from raypack.errors import RaypackError
 from raypack.files import absolute
+from raypack.kernels.attention import find_kernel
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.observer import NODE_ADDRESS
+from raypack.observe.sinks import find_sink
 from raypack.plan.topology import Topology
+from raypack.planning.policies import find_policy
 from raypack.planning.steps import StepPlanner
 from raypack.report.view import RunView
 
@@ -77,6 +80,7 @@ def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
     bar = view is None  # else the view has a spinner
     view = view or RunView(Console(quiet=True), config.run.steps)
     check_corpus_named(config)
+    check_names(config)
     if not address_of(config):
         check_machine(config)
     run_dir, resume = resolve_run(config)
@@ -199,3 +203,11 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError):
         return min(there, int((CGROUP / "memory.max").read_text()))
     return there
+
+
+def check_names(config: Config) -> None:
+    """Raises RaypackError where `plan.policy`, `train.kernel` or one of `observe.sinks` names nothing."""
+    find_policy(config.plan.policy, "plan.policy")
+    find_kernel(config.train.kernel)
+    for name in config.observe.all_sinks:
+        find_sink(name)

@@ -1,16 +1,18 @@
 """Causal attention over packed documents: the one place where a kernel is chosen.
 
-| device | dtype | sinks | backend |
+| device | dtype | sinks | kernel of `auto` |
 |---|---|---|---|
 | CUDA | bf16, fp16 | no | `flash_attn` (flash-attn's varlen) where importable, else `torch_varlen` |
 | CUDA | bf16, fp16 | yes | `flex` (torch's FlexAttention with a block mask made on the host) |
-| any other | any | any | `exact` (`kernels_exact`): plain torch, memory and time linear in tokens where windowed |
+| any other | any | any | `exact` (`kernels.exact`): plain torch, memory and time linear in tokens where windowed |
+
+`train.kernel` names another one, also of one's own: any callable with the signature of `Kernel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,12 +23,72 @@ from raypack.kernels import cuda as kernels_cuda
 from raypack.kernels import exact as kernels_exact
 from raypack.kernels import tail as kernels_tail
 from raypack.kernels.packing import Packing
+from raypack.registry import resolve
 
 HALF = (torch.bfloat16, torch.float16)
 
 
+class Kernel(Protocol):
+    """What computes attention once `attention` has checked its arguments and made them plain.
+
+    Args:
+        q: [N, hq, D], N and hq at least 1; may be a strided view, as k and v, with the last dimension contiguous.
+        k, v: [M, hkv, D], hq a multiple of hkv: query head i reads KV head `i // (hq // hkv)`.
+        packing: documents of q, one after the other.
+        keys: those of k and v, as many; the same object, or longer ones whose last tokens the queries are (then there
+            is no window).
+        window: tokens a query sees, itself included, below the longest document; None = all before it.
+        sinks: first tokens of its document that a query sees too; 0 where there is no window.
+        scale: of the scores.
+
+    Returns:
+        [N, hq, D], differentiable in q, k and v.
+
+    Raises:
+        RaypackError: something that it cannot do, with what to use instead.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        packing: Packing,
+        keys: Packing,
+        window: int | None,
+        sinks: int,
+        scale: float,
+    ) -> Tensor: ...
+
+
+def _exact(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, sinks: int, scale: float
+) -> Tensor:
+    if keys is not packing:
+        return kernels_tail.attention(q, k, v, packing.lengths, keys.lengths, scale)
+    return kernels_exact.attention(q, k, v, packing.lengths, window, sinks, scale)
+
+
+_SHIPPED: dict[str, Kernel] = {
+    "exact": _exact,
+    "flash_attn": kernels_cuda.flash_attn,
+    "torch_varlen": kernels_cuda.torch_varlen,
+    "flex": kernels_cuda.flex,
+}
+
+
+def find_kernel(name: str) -> Kernel | None:
+    """The kernel of a name of `plan.names.KERNELS`, or of `package.module:object`; None for `auto`.
+
+    Raises:
+        RaypackError: there is no such kernel.
+    """
+    kernel: Kernel | None = resolve(name, {"auto": None, **_SHIPPED}, "train.kernel")
+    return kernel
+
+
 def select_backend(device: torch.device | str, dtype: torch.dtype, *, sinks: bool = False) -> str:
-    """The name of the backend that `attention` uses for tensors of this kind (table above)."""
+    """The name of the kernel that `attention` uses for tensors of this kind where none is given (table above)."""
     if torch.device(device).type != "cuda" or dtype not in HALF:
         return "exact"
     if sinks:
@@ -47,6 +109,7 @@ def attention(
     scale: float | None = None,
     kv_of_q: tuple[int, ...] | None = None,
     keys: Packing | None = None,
+    kernel: Kernel | None = None,
 ) -> Tensor:
     """Softmax attention of each document over itself, causal.
 
@@ -61,16 +124,18 @@ def attention(
         kv_of_q: the KV head of each query head; None = plain GQA, `i // (hq // hkv)`.
         keys: rows of each document in k and v, where these have more than q: queries are then its last tokens. Without
             a window only. None = as `packing`.
+        kernel: what computes it; None = the best one for device and dtype.
 
     Returns:
         [N, hq, D]. With no tokens or no query heads still part of the graph: q, k and v get zero gradients.
 
     Raises:
-        RaypackError: lengths, heads or window that do not fit.
+        RaypackError: lengths, heads or window that do not fit, or a kernel that cannot do this.
     """
     if not isinstance(packing, Packing):
         packing = Packing(packing)
-    _check(q, k, v, packing, keys or packing, window, sinks, kv_of_q)
+    keys = keys or packing
+    _check(q, k, v, packing, keys, window, sinks, kv_of_q)
     if q.shape[0] == 0 or q.shape[1] == 0:
         return q + (k[:0].sum() + v[:0].sum())
     if kv_of_q is not None and not _is_plain(kv_of_q, k.shape[1]):
@@ -79,16 +144,9 @@ def attention(
         window = None
     sinks = 0 if window is None else sinks
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    backend = select_backend(q.device, q.dtype, sinks=sinks > 0)
-    if backend == "exact" and keys is not None:
-        return kernels_tail.attention(q, k, v, packing.lengths, keys.lengths, scale)
-    if backend == "flex" and window is not None:
-        return kernels_cuda.flex(q, k, v, packing, window, sinks, scale)
-    if backend == "flash_attn":
-        return kernels_cuda.flash_attn(q, k, v, packing, keys or packing, window, scale)
-    if backend == "torch_varlen":
-        return kernels_cuda.torch_varlen(q, k, v, packing, keys or packing, window, scale)
-    return kernels_exact.attention(q, k, v, packing.lengths, window, sinks, scale)
+    if kernel is None:
+        kernel = _SHIPPED[select_backend(q.device, q.dtype, sinks=sinks > 0)]
+    return kernel(q, k, v, packing, keys, window, sinks, scale)
 
 
 def _check(

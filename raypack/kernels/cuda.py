@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raypack.errors import RaypackError
 from raypack.kernels.exact import Chunk, Visible, chunks
 from raypack.kernels.packing import Packing
 
@@ -45,9 +46,10 @@ def has_torch_varlen() -> bool:
 
 
 def flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, sinks: int, scale: float
 ) -> Tensor:
-    """flash-attn 2's varlen kernel; shapes as `kernels.attention`."""
+    """flash-attn 2's varlen kernel; a `kernels.attention.Kernel` without sinks."""
+    _check_no_sinks("flash_attn", sinks)
     from flash_attn import flash_attn_varlen_func
 
     left = -1 if window is None else window - 1
@@ -66,9 +68,10 @@ def flash_attn(
 
 
 def torch_varlen(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, sinks: int, scale: float
 ) -> Tensor:
-    """torch's own varlen attention; shapes as `kernels.attention`."""
+    """torch's own varlen attention; a `kernels.attention.Kernel` without sinks."""
+    _check_no_sinks("torch_varlen", sinks)
     from torch.nn.attention.varlen import varlen_attn
 
     left = -1 if window is None else window - 1
@@ -88,8 +91,12 @@ def torch_varlen(
     return out
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int, sinks: int, scale: float) -> Tensor:
-    """torch's FlexAttention, compiled on first use; shapes as `kernels.attention`."""
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, keys: Packing, window: int | None, sinks: int, scale: float
+) -> Tensor:
+    """torch's FlexAttention, compiled on first use; a `kernels.attention.Kernel` for as many keys as queries."""
+    if keys is not packing:
+        raise RaypackError("kernel flex takes no gathered keys: set train.kernel to auto, or plan.attention to ulysses")
     mask = packing.kept.keep(("flex", q.device, window, sinks), lambda: block_mask(packing, window, sinks, q.device))
     batched = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
     out = _compiled_flex()(*batched, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -103,8 +110,13 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def block_mask(packing: Packing, window: int, sinks: int, device: torch.device) -> Any:
-    """The `BlockMask` of a sliding window with sinks over packed documents.
+def _check_no_sinks(kernel: str, sinks: int) -> None:
+    if sinks:
+        raise RaypackError(f"kernel {kernel} has no sinks (model.sinks): set train.kernel to auto, flex or exact")
+
+
+def block_mask(packing: Packing, window: int | None, sinks: int, device: torch.device) -> Any:
+    """The `BlockMask` of a sliding window with sinks, or of all keys before, over packed documents.
 
     torch's own constructor tries every (query, key) pair; here the blocks come from `chunks`, so the work on the host
     is linear in tokens.

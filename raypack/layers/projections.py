@@ -11,6 +11,7 @@ from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
 from raypack.exchange.heads.plan import ByHeads
 from raypack.exchange.heads.run import to_heads, to_tokens
+from raypack.kernels.attention import Kernel
 from raypack.layers.frame import Frame
 from raypack.layers.norm import normalize_heads
 from raypack.layers.rope import rope_of, rotate
@@ -22,7 +23,12 @@ class Projections(nn.Module):
     Args:
         config: the model.
         letter: of the layer kind; names its plan in the frame.
+
+    Attributes:
+        kernel: computes the attention of what is not spread over nodes; None = the best for device and dtype.
     """
+
+    kernel: Kernel | None = None
 
     def __init__(self, config: ModelConfig, letter: str) -> None:
         super().__init__()

@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
+from raypack.kernels.attention import Kernel
 from raypack.layers.frame import Frame
 from raypack.layers.kinds import kind_of
+from raypack.layers.projections import Projections
 from raypack.model.head import linear_cross_entropy
 from raypack.model.mlp import SwiGLU
 from raypack.model.moe import MoE, Routing
@@ -125,6 +127,12 @@ class HybridModel(nn.Module):
         if watch:
             watch.mark("forward", "head")
         return loss
+
+    def use_kernel(self, kernel: Kernel | None) -> None:
+        """Let `kernel` compute the softmax attention of every layer; None = the best for device and dtype."""
+        for module in self.modules():
+            if isinstance(module, Projections):
+                module.kernel = kernel
 
     def slots(self) -> list[RoutingSlot]:
         return [RoutingSlot() for _ in self.layers]

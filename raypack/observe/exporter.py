@@ -56,9 +56,6 @@ class Exporter:
         if unknown:
             raise unknown[0]
 
-    def close(self) -> None:
-        """The registry stays as it is; `Endpoint` serves it and stops serving it."""
-
     def run_started(self, time: float) -> None:
         """The run's start, Unix seconds."""
         self._series("raypack_start_timestamp_seconds").set(time)

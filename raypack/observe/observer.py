@@ -30,7 +30,7 @@ from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.record import RankReport, StepRecord
 from raypack.observe.reporter import Pulse, Receipt
 from raypack.observe.run_files import ENDPOINT_FILE, STEPS_FILE, SUMMARY_FILE, steps_of
-from raypack.observe.sinks import Sink, TensorBoard
+from raypack.observe.sinks import Aside, close_all
 from raypack.observe.steps import StepLog, read_lines, resolve
 from raypack.observe.summary import Summary, summarise
 
@@ -55,7 +55,7 @@ class RunObserver:
         notes: Sequence[str] = (),
         *,
         corpus: Mapping[str, int] | None = None,
-        tensorboard: bool = False,
+        sinks: Sequence[str] = (),
         recent_max: int = 256,
     ) -> None:
         """Open the run directory (made if absent), go on from the records in it, and serve /metrics.
@@ -67,11 +67,12 @@ class RunObserver:
                 `metrics.json` of the run directory.
             notes: lines that the summary repeats, such as that nodes are simulated.
             corpus: `{fate: documents of an epoch}`, see `metrics.FATES`.
-            tensorboard: write TensorBoard events too.
+            sinks: names of where records go too, see `sinks.find_sink`.
             recent_max: records kept for `since`.
 
         Raises:
-            RaypackError: the directory cannot be written, its records cannot be read, or the port is in use.
+            RaypackError: the directory cannot be written, its records cannot be read, the port is in use, or a sink
+                cannot begin.
         """
         self.run_dir, self.run_name, self.notes = Path(run_dir), run_name, tuple(notes)
         self.instance = uuid.uuid4().hex
@@ -86,10 +87,10 @@ class RunObserver:
             with contextlib.suppress(OSError):  # StepLog says which path cannot be written, and why
                 self.run_dir.mkdir(parents=True, exist_ok=True)
             self._log = StepLog(self.run_dir / STEPS_FILE)
-            self._sinks: list[Sink] = [self._log, self._exporter]
+            self._asides: list[Aside] = []
             self._go_on()
-            if tensorboard:
-                self._sinks.append(TensorBoard(self.run_dir))
+            for name in sinks:
+                self._open(name)
         except RaypackError:
             self._endpoint.close()
             raise
@@ -158,15 +159,24 @@ class RunObserver:
         """Settle what is open, write `summary.json`, stop serving. A second call returns the same summary."""
         if self._summary is None:
             self._keep(self._collector.flush())
-            for sink in self._sinks:
-                sink.close()
+            self._log.close()
             records = resolve(read_lines(self.run_dir / STEPS_FILE))
             self._summary = summarise(records, self.run_name, stop_reason, self.notes, ends_of(self.run_dir))
             replace_file(self.run_dir / SUMMARY_FILE, self._summary.to_json())
             self._endpoint.close()
             self._write_endpoint(serving=False)
             self._discovery.unlink(missing_ok=True)
+            close_all(self._asides)
         return self._summary
+
+    def _open(self, name: str) -> None:
+        """A sink that cannot begin stops a run that has not begun either; later it is only said."""
+        try:
+            self._asides.append(Aside(name, self.run_dir, self.run_name))
+        except RaypackError as error:
+            if not self._count:
+                raise
+            print(f"observer: {error}; the run goes on without it", file=sys.stderr, flush=True)
 
     def _go_on(self) -> None:
         """Take in what is on file, as if this observer had been there."""
@@ -192,7 +202,8 @@ class RunObserver:
             self._note_reached(record)
             self._count += 1
             self._recent.append(record.compact())
-            for sink in self._sinks:
+            sinks: list[StepLog | Exporter | Aside] = [self._log, self._exporter, *self._asides]
+            for sink in sinks:
                 try:
                     sink.update(record, replayed)
                 except Exception as error:

@@ -9,6 +9,12 @@ ULYSSES, KV_GATHER, HSAP = range(len(ATTENTIONS))
 POLICIES = ("static", "dynamic", "repack", "repack+parents", "joint")
 """How a plan is made; each may return what the one before it found."""
 
+KERNELS = ("auto", "exact", "flash_attn", "torch_varlen", "flex")
+"""What computes attention on a rank; auto takes the best for the device and the number type."""
+
+SINKS = ("tensorboard", "wandb", "mlflow")
+"""Where step records go besides the run directory and /metrics."""
+
 RECOMPUTES = ("none", "selective", "full")
 """What backward computes again: nothing, the feed-forward part, or whole layers with their exchanges."""
 

@@ -1,9 +1,14 @@
-"""`make_plan`: the five policies, each at least as good as the ones before it."""
+"""`make_plan`: the five policies, each at least as good as the ones before it, and those of other people.
+
+A policy is a callable `(Problem) -> Table`. One from outside, `package.module:object`, is called with the same problem
+as the shipped ones and its table is checked like theirs; whether it is any good is its own affair.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,9 @@ from raypack.planning.parents import repack_parents_table
 from raypack.planning.problem import Problem
 from raypack.planning.spreading import check_even, spread_everywhere, spread_where_cheaper
 from raypack.planning.uniform import dynamic_table, static_table
+from raypack.registry import blame, is_foreign, resolve
+
+Policy = Callable[[Problem], Table]
 
 CHOICES = ("ulysses", "kv_gather", "hsap", "auto")
 BASELINES = ("static", "dynamic")
@@ -71,22 +79,21 @@ def make_plans(
     Args:
         samples: documents of the step (`Samples`: ids, lengths, labels).
         topology: ranks and nodes to plan for; rates, cap and sync come from `cluster`.
-        policy: static, dynamic, repack, repack+parents or joint.
+        policy: static, dynamic, repack, repack+parents, joint, or `package.module:object` of a `Policy`.
         baselines: some of `BASELINES`.
         budget: evaluations of local search; 0 = plain greedy.
         longest: longest sample that the run allows, tokens: fixes the width of `static`; 0 = longest of the step.
         recompute: of every round.
         itemsize: bytes of one exchanged number.
         attention: of full layers, for policies beyond the baselines: ulysses; kv_gather (then parent = child, and all
-            of them give one plan); hsap for all parents over nodes, in rounds that keep the cap so; auto, kv_gather or
-            hsap where it is cheaper in the plan that ulysses gets.
+            shipped ones give one plan); hsap for all parents over nodes, in rounds that keep the cap so; auto,
+            kv_gather or hsap where it is cheaper in the plan that ulysses gets.
 
     Raises:
         RaypackError: an unknown policy, recompute or attention, a negative budget, a sample that fits nowhere, hsap
-            with nodes of unequal size.
+            with nodes of unequal size, a foreign policy that fails or makes no legal plan of these samples.
     """
-    if policy not in POLICIES:
-        raise RaypackError(f"policy = {policy!r}: one of {', '.join(POLICIES)}")
+    choose = find_policy(policy)
     if recompute not in RECOMPUTES:
         raise RaypackError(f"recompute = {recompute!r}: one of {', '.join(RECOMPUTES)}")
     if budget < 0:
@@ -101,12 +108,11 @@ def make_plans(
     own = replace(heads, attention="kv_gather") if attention == "kv_gather" and policy not in BASELINES else heads
     own.check_fits()
     tables: dict[str, Table] = {}
-    if own is heads:
-        tables = tables_up_to(heads, max([policy, *baselines], key=POLICIES.index))
-    else:
-        if baselines:
-            tables = tables_up_to(heads, max(baselines, key=POLICIES.index))
-        tables[policy] = tables_up_to(own, "dynamic")["dynamic"]
+    shared = [*baselines, *([policy] if own is heads and not is_foreign(policy) else [])]
+    if shared:
+        tables = tables_up_to(heads, max(shared, key=POLICIES.index))
+    if policy not in tables:
+        tables[policy] = choose(own) if is_foreign(policy) else tables_up_to(own, "dynamic")["dynamic"]
     if policy not in BASELINES and attention == "auto":
         tables[policy] = spread_where_cheaper(heads, gather_where_cheaper(heads, tables[policy]))
     elif policy not in BASELINES and attention == "hsap":
@@ -115,6 +121,38 @@ def make_plans(
     return {
         name: table.to_plan(topology, name) for name, table in tables.items() if name == policy or name in baselines
     }
+
+
+def find_policy(name: str, what: str = "policy") -> Policy:
+    """The policy of a name; `what` names it in errors.
+
+    Raises:
+        RaypackError: there is no such policy.
+    """
+    found: Policy = resolve(name, {policy: partial(best_table, policy=policy) for policy in POLICIES}, what)
+    return partial(_foreign_table, name=name, choose=found) if is_foreign(name) else found
+
+
+def _foreign_table(problem: Problem, name: str, choose: Policy) -> Table:
+    """What `choose` makes of the problem, in the planner's order of samples, once it is known to be a legal plan."""
+    try:
+        table = choose(problem)
+        if not isinstance(table, Table):
+            raise RaypackError(f"policy = {name!r}: must return a raypack.plan.table.Table, and returned {table!r:.80}")
+        table = table.canonical()
+        asked, given = problem.samples, table.samples
+        if not all(np.array_equal(getattr(asked, part), getattr(given, part)) for part in ("ids", "lengths", "labels")):
+            raise RaypackError(f"policy = {name!r}: its table has other samples than it was given")
+        if set(table.round.tolist()) != set(range(table.rounds)):
+            raise RaypackError(
+                f"policy = {name!r}: must have samples in each of its {table.rounds} rounds, and no other"
+            )
+        check_plan(table.to_plan(problem.topology, name))
+    except RaypackError:
+        raise
+    except Exception as error:
+        raise blame(name, "policy", error) from error
+    return table
 
 
 def repack_plan(

@@ -16,7 +16,7 @@ from raypack.plan.plan import Plan
 from raypack.plan.samples import Samples
 from raypack.plan.topology import Topology
 from raypack.planning.evaluate import Evaluation, evaluate
-from raypack.planning.policies import DEFAULT_BUDGET, make_plan
+from raypack.planning.policies import DEFAULT_BUDGET, find_policy, make_plan
 from raypack.planning.problem import Problem
 from raypack.simulate.trace import Trace
 
@@ -78,7 +78,7 @@ def replay(
     """Plan `steps` steps of the trace under each policy.
 
     Args:
-        policies: distinct names out of `POLICIES`.
+        policies: distinct names, as `make_plan` takes them.
         budget: evaluations of local search a step.
         keep: steps whose plans the result holds.
         progress: called after each plan, `steps x policies` times.
@@ -116,8 +116,7 @@ def check_policies(policies: Sequence[str]) -> None:
     if not policies:
         raise RaypackError(f"policies: there is none; name some of {', '.join(POLICIES)}")
     for number, policy in enumerate(policies):
-        if policy not in POLICIES:
-            raise RaypackError(f"policies: unknown {policy!r}; there are {', '.join(POLICIES)}")
+        find_policy(policy, "policies")
         if policy in policies[:number]:
             raise RaypackError(f"policies: {policy!r} occurs twice; name each once")
 

@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
 from raypack.config import ModelConfig, TrainSection
+from raypack.kernels.attention import find_kernel
 from raypack.model.decoder import HybridModel, initialize
 from raypack.plan.topology import Block
 
@@ -55,11 +56,16 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def build_parameters(
     config: ModelConfig, train: TrainSection, seed: int, groups: Groups | None, device: torch.device
 ) -> Parameters:
-    """Build the model of `config`, filled from `seed` (the same in any world), in the way `train.shard` says."""
-    dtype = getattr(torch, train.dtype)
-    if train.shard == "world":
-        return Sharded(config, train, seed, groups, device, dtype)
-    return Replicated(config, train, seed, groups, device, dtype)
+    """Build the model of `config`, filled from `seed` (the same in any world), in the way `train.shard` says.
+
+    Raises:
+        RaypackError: `train.kernel` names none.
+    """
+    kernel = find_kernel(train.kernel)
+    kind = Sharded if train.shard == "world" else Replicated
+    made: Parameters = kind(config, train, seed, groups, device, getattr(torch, train.dtype))
+    made.model.use_kernel(kernel)
+    return made
 
 
 class Replicated:

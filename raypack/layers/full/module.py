@@ -35,7 +35,7 @@ class FullAttention(Projections):
                 return hsap_attention(call, plan.hsap, wire)
             q0, q1, k0, k1 = description.heads
             q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], dim=1)
-            return attention(q, k, v, by_heads.packings[number], kv_of_q=by_heads.kv_of_q[number])
+            return attention(q, k, v, by_heads.packings[number], kv_of_q=by_heads.kv_of_q[number], kernel=self.kernel)
 
         return attend_by_heads(qkv, by_heads, wire, "full", attend)
 
@@ -48,5 +48,5 @@ class FullAttention(Projections):
         for rows, block, queries, keys in blocks:
             q, kv = rows.split([c.heads, 2 * c.kv_heads], dim=1)
             k, v = gather_keys(kv, block, wire).split([c.kv_heads, c.kv_heads], dim=1)
-            outputs.append(attention(q, k, v, queries, keys=keys))
+            outputs.append(attention(q, k, v, queries, keys=keys, kernel=self.kernel))
         return join_rows(gathered.plan, outputs)

@@ -24,7 +24,15 @@ class WindowAttention(Projections):
             assert not description.spread, "an S layer got the exchange of full layers"
             q0, q1, k0, k1 = description.heads
             q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], dim=1)
-            window, sinks = self.config.window, self.config.sinks
-            return attention(q, k, v, plan.packings[number], window=window, sinks=sinks, kv_of_q=plan.kv_of_q[number])
+            return attention(
+                q,
+                k,
+                v,
+                plan.packings[number],
+                window=self.config.window,
+                sinks=self.config.sinks,
+                kv_of_q=plan.kv_of_q[number],
+                kernel=self.kernel,
+            )
 
         return self.out(attend_by_heads(self.project(x, frame), plan, wire, "sparse", attend).flatten(1))
