@@ -47,10 +47,11 @@ failed=0; for stage in $(STAGES); do \
 done; exit $$failed
 endef
 
-lint: $(STAMP) ## ruff (lint and format) and mypy on the pure core
+lint: $(STAMP) ## ruff (lint and format), mypy, vulture (dead code)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vulture
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

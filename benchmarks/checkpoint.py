@@ -26,8 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_rows import random_rows
-from raypack.checkpoint.checkpoints import Checkpoints, RunState, load
-from raypack.checkpoint.storage import folder_name, open_store
+from raypack.checkpoint.addresses import open_store
+from raypack.checkpoint.checkpoints import Checkpoints, load
+from raypack.checkpoint.state import RunState
+from raypack.checkpoint.storage import folder_name
 from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from raypack.kernels import partial as kernels_partial
-from raypack.kernels.partial import Partial, Span
+from raypack.kernels.packing import Span
+from raypack.kernels.partial import Partial
 
 
 def pairs(spans: Sequence[Span]) -> int:

@@ -17,9 +17,10 @@ from torch import Tensor
 from benchmarks.baselines import packed, packed_gather, packed_ring
 from raypack.comm.wire import Wire
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.exchange.heads.run import to_heads, to_tokens
 from raypack.exchange.hsap.attention import hsap_attention
 from raypack.layers.frame import Frame, build_frame
+from raypack.layers.full.host_plan import FullPlan
+from raypack.layers.projections import attend_by_heads
 from raypack.plan.plan import Placement, Round
 from raypack.plan.samples import Samples
 from raypack.plan.topology import Block, Topology
@@ -76,18 +77,19 @@ def by_plan(rounds: Callable[[Sequence[int], ModelConfig, Topology], Rounds]) ->
 
 
 def _layer(qkv: Tensor, frame: Frame, model: ModelConfig, wire: Wire) -> Tensor:
-    """As `model.attention`, with the kernel that all methods share."""
-    outputs = []
-    calls = to_heads(qkv, frame.full.into, wire, "full_in")
-    for call, description in zip(calls, frame.full.into.calls, strict=True):
+    """As the F layer, with the kernel that all methods share."""
+    plan: FullPlan = frame.plans["F"]
+
+    def attend(call: Tensor, number: int) -> Tensor:
+        description = plan.by_heads.into.calls[number]
         if description.spread:
-            assert frame.full.hsap is not None
-            outputs.append(hsap_attention(call, frame.full.hsap, wire))
-            continue
+            assert plan.hsap is not None
+            return hsap_attention(call, plan.hsap, wire)
         q0, q1, k0, k1 = description.heads
         q, k, v = call.split([q1 - q0, k1 - k0, k1 - k0], 1)
-        outputs.append(packed.attend(q, k, v, description.lengths))
-    return to_tokens(outputs, frame.full.out, wire, "full_out") if outputs else qkv[:, : model.heads]
+        return packed.attend(q, k, v, description.lengths)
+
+    return attend_by_heads(qkv, plan.by_heads, wire, "full", attend)
 
 
 def ulysses(lengths: Sequence[int], model: ModelConfig, topology: Topology) -> Rounds:

@@ -41,13 +41,13 @@ from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.cost.costs import Costs
+from raypack.layers.costs import Costs
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.samples import Samples
 from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.policies import make_plan
-from raypack.simulate.nodes import SimulatedCluster, why_not
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 SLOWER, DIM = 400, 16
 TIMEOUT_SECONDS = 1500.0
@@ -171,7 +171,11 @@ def throughput_table(count: int) -> Table:
             n = np.array(pack)
             made = make_plan(Samples.of_lengths(n), topology, cluster, model, "joint", attention="hsap")
             seconds = evaluate(made, cluster, model).seconds
-            pairs = float(costs.pairs(n).sum()) * costs.full_layers * costs.attention_seconds("none")
+            pairs = (
+                float(costs.layers[0].pairs(n).sum())
+                * costs.layers[0].count
+                * costs.layers[0].attention_seconds("none")
+            )
             shares.append(pairs / sum(NODES) / seconds)
             for lengths, ratios in (([PACK], naive), ([int(n.max())] * len(n), padded)):
                 one = tuple(Placement(i, k, whole, whole, k - 1) for i, k in enumerate(lengths))

@@ -34,10 +34,11 @@ from rich.console import Console
 from rich.table import Table
 
 from raypack.config import ModelConfig, load_cluster
-from raypack.cost.costs import Costs
 from raypack.cost.flops import token_flops
+from raypack.layers.costs import Costs
+from raypack.layers.linear.kind import LINEAR
 from raypack.plan.topology import Block, Topology
-from raypack.simulate.nodes import SimulatedCluster, why_not
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 MODEL = ModelConfig(
     name="linear-1b", pattern="L", layers=16, width=2048, heads=32, kv_heads=8, head_dim=64, ffn_width=8192,
@@ -67,11 +68,18 @@ class Times:
     @staticmethod
     def of(rows: int, world: int, slower: float) -> Times:
         each, model, cluster = token_flops(MODEL), MODEL, load_cluster("h100-8x8")
+        chunk = LINEAR.work(MODEL).overhead
         scale, tokens = rows * slower / Costs(model, cluster).matmul_rate, rows * world
         state, enter = 2 * model.kv_heads * model.head_dim**2, 2 * model.heads * model.head_dim**2
         full = 4 * model.heads * model.head_dim * tokens * (tokens + 1) / 2
         full *= slower / (cluster.attention_share * cluster.peak_flops)
-        return Times(each.layer * scale, state * scale, (each.chunk + state + enter) * scale, enter * scale, full)
+        return Times(
+            (each.projections + each.feed_forward) * scale,
+            state * scale,
+            (chunk + state + enter) * scale,
+            enter * scale,
+            full,
+        )
 
 
 def main(quick: bool) -> None:

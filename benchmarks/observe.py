@@ -43,7 +43,7 @@ from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire
 from raypack.config import ModelConfig, TrainSection
-from raypack.cost.flops import model_flops
+from raypack.layers.costs import model_flops
 from raypack.model.stopwatch import Stopwatch
 from raypack.observe.observer import start_observer
 from raypack.observe.reporter import SEND_SECONDS, Reporter

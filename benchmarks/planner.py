@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks import planner_packs, planner_scale
 from benchmarks.planner_cases import SETS, available_sets, grid_table, length_folder, problem_of, real_lengths, run
-from raypack.cost.costs import Costs
+from raypack.layers.costs import Costs
 from raypack.planning.policies import best_table
 from raypack.planning.problem import Problem
 

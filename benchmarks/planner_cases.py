@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table as RichTable
 
 from raypack.config import ClusterConfig, ModelConfig, load_cluster, load_model
-from raypack.cost.costs import Costs
+from raypack.layers.costs import Costs
 from raypack.plan.samples import Samples
 from raypack.plan.table import Table
 from raypack.plan.topology import Topology

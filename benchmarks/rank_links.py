@@ -11,7 +11,7 @@ import subprocess
 
 from raypack.errors import RaypackError
 from raypack.plan.topology import Topology
-from raypack.simulate.nodes import SimulatedCluster
+from tests.simulated_nodes import SimulatedCluster
 
 
 def shape_ranks(cluster: SimulatedCluster, topology: Topology, intra_rate: float, inter_rate: float) -> None:

@@ -26,7 +26,7 @@ from rich.table import Table
 from raypack.observe.attempts import AttemptEvent, read_attempts
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
-from raypack.simulate.nodes import SimulatedCluster, why_not
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 300.0

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raypack.checkpoint.checkpoints import Checkpoints, RunState, load
+from raypack.checkpoint.addresses import open_store
+from raypack.checkpoint.checkpoints import Checkpoints, load
 from raypack.checkpoint.staging import tensors_of
-from raypack.checkpoint.storage import LocalStore, Store, folder_name, open_store
+from raypack.checkpoint.state import RunState
+from raypack.checkpoint.storage import LocalStore, Store, folder_name
 from raypack.config import TrainSection
 from raypack.plan.plan import Placement, Plan, Round, StreamState
 from raypack.plan.topology import Block

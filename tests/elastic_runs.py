@@ -18,9 +18,9 @@ from raypack.config.runfile import load_run
 from raypack.observe.attempts import AttemptEvent, read_attempts
 from raypack.observe.record import StepRecord
 from raypack.observe.steps import read_steps
-from raypack.simulate.nodes import SimulatedCluster
 from tests.job_runs import script_before_step, tiny_corpus, tiny_run
 from tests.machine import scaled
+from tests.simulated_nodes import SimulatedCluster
 
 LIMIT = 240.0
 # No experts: other worlds round otherwise, and in float32 a token at the edge may go to another expert.

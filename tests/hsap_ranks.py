@@ -15,11 +15,12 @@ from raypack.config import ModelConfig, load_cluster
 from raypack.exchange.heads.build import build_exchange
 from raypack.exchange.heads.exchange import Heads
 from raypack.exchange.heads.run import to_heads, to_tokens
-from raypack.exchange.hsap.attention import hsap_attention, plan_hsap
+from raypack.exchange.hsap.attention import hsap_attention
+from raypack.exchange.hsap.plan import plan_hsap
 from raypack.exchange.layout import Layout
 from raypack.kernels.attention import attention
 from raypack.kernels.packing import Packing
-from raypack.model.reference import attention as reference_attention
+from raypack.layers.oracle import attention as reference_attention
 from raypack.plan.plan import Round
 from raypack.plan.topology import Topology
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire
-from raypack.exchange.halo.rows import plan_halo
+from raypack.exchange.halo.plan import plan_halo
 from raypack.exchange.lasp2.states import plan_states
 from raypack.exchange.layout import Layout
 from raypack.layers.linear.conv import short_conv

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raypack.observe.merge import merge
+from raypack.observe.collector import merge
+from raypack.observe.metrics import Metric
 from raypack.observe.record import RankReport, StepFacts, StepRecord
 
 FACTS = StepFacts(
@@ -58,3 +59,10 @@ def report(rank: int, step: int = 0, attempt: int = 0, world: int = 2, **changes
 def record(step: int = 0, attempt: int = 0, world: int = 2, **changes: Any) -> StepRecord:
     made = merge([report(rank, step, attempt, world) for rank in range(world)])
     return made.model_copy(update=changes)
+
+
+def series_names(metric: Metric) -> tuple[str, ...]:
+    """The names that a scrape shows, and that a query may use."""
+    if metric.kind == "histogram":
+        return (f"{metric.name}_bucket", f"{metric.name}_sum", f"{metric.name}_count")
+    return (metric.name,)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from raypack.plan.names import SCOPES
 from raypack.plan.topology import Topology
-from raypack.simulate.nodes import SimulatedCluster
 from tests.pool import Pool
+from tests.simulated_nodes import SimulatedCluster
 
 NODES = (2, 2)
 WORLD = sum(NODES)

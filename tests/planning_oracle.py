@@ -150,7 +150,8 @@ class _Oracle:
     def _launches(self, k: int, rank: int, used: dict[tuple[int, Block], Any], *, full: bool) -> Any:
         """Seconds of the attention calls of a rank: one a block in use, layer and pass."""
         costs = self.problem.costs
-        layers = costs.full_layers if full else costs.sparse_layers
+        kinds = [layer for layer in costs.layers if layer.kind.site and (layer.kind.at == "parent") == full]
+        layers = sum(layer.count for layer in kinds)
         each = round(layers * self.problem.passes.exchange * costs.cluster.launch_seconds * self.scale)
         return sum(each * used[k, block] for block in self.blocks if block.holds(rank))
 
@@ -166,7 +167,8 @@ class _Oracle:
 
     def _latency(self, block: Block, *, full: bool) -> float:
         costs = self.problem.costs
-        calls = 2 * costs.full_layers if full else 2 * costs.sparse_layers + costs.linear_layers * costs.state_calls
+        at_parent = 2 * sum(costs.layers[i].count for i in costs.at_parent)
+        calls = at_parent if full else sum(each.count * each.kind.costing.calls(each) for each in costs.layers)
         return calls * self.problem.passes.exchange * costs.latency(not self.problem.topology.in_one_node(block))
 
     def _objective(self, ends: list[Any], spent: list[Any]) -> None:

@@ -18,9 +18,9 @@ import yaml
 
 from raypack.errors import RaypackError
 from raypack.observe.summary import read_summary
-from raypack.simulate.nodes import SimulatedCluster, why_not
 from tests.chaos import check, unbroken
 from tests.elastic_runs import ElasticRun
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 pytestmark = [
     pytest.mark.ray,

@@ -146,7 +146,7 @@ def test_seconds_of_a_round_come_from_the_model_that_was_given() -> None:
 
 def test_the_plan_that_measures_rounds_has_one_short_sample_a_rank_and_round() -> None:
     pytest.importorskip("torch")
-    from raypack.calibrate.round_cost import empty_plan
+    from raypack.calibrate.measure import empty_plan
 
     plan = empty_plan((2, 1), 4)
     check_plan(plan)

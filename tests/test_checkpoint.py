@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from raypack.checkpoint.checkpoints import Checkpoints, RunState, load, newest
+from raypack.checkpoint.addresses import open_store
+from raypack.checkpoint.checkpoints import Checkpoints, load
 from raypack.checkpoint.objects import ArrowReader
 from raypack.checkpoint.staging import share, tensors_of
-from raypack.checkpoint.storage import LocalStore, open_store
+from raypack.checkpoint.state import RunState, newest, newest_step
+from raypack.checkpoint.storage import LocalStore
 from raypack.config import TrainSection
 from raypack.errors import RaypackError
 from raypack.training.replicas import check_replicas
@@ -204,7 +206,7 @@ def late_on_rank(rank: int, world: int, case: Case, root: str) -> tuple[str, int
     checkpoints.settle(WAIT)
     checkpoints.save(state_at(2))
     checkpoints.settle(WAIT)
-    return text, store.newest_step()
+    return text, newest_step(store)
 
 
 @pytest.mark.pool

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch.distributed.checkpoint as dcp
 
+from raypack.checkpoint.addresses import open_store
 from raypack.checkpoint.checkpoints import load
 from raypack.checkpoint.staging import tensors_of
 from raypack.checkpoint.state import RunState, check_same, model_digest, newest
-from raypack.checkpoint.storage import open_store
 from raypack.config import Config
 from raypack.errors import RaypackError
 from tests.checkpoint_cases import STREAM, lone_trainer, same, state_at, whole, written

@@ -17,7 +17,7 @@ import pytest
 
 from raypack.clusters.check import NodeType, check_cluster
 from raypack.config import Config, DataSection, TopologySection
-from raypack.driver.live_cluster import live_shape
+from raypack.driver.nodes import live_shape
 from tests.machine import scaled
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,13 +17,14 @@ from dashboards.panels import ANNOTATIONS, RANKS_SHOWN, Board
 from dashboards.rules import ALERTS, RECORDINGS, Alert, Recording
 from dashboards.sheet import queries
 from raypack.observe import metrics
+from tests.observe_cases import series_names
 from tests.prometheus_server import needs_promtool
 
 ROOT = Path(__file__).resolve().parent.parent
 BOARDS: dict[str, dict[str, Any]] = {
     board.uid: json.loads(generate.board_file(board).read_text(encoding="utf-8")) for board in generate.BOARDS
 }
-DECLARED = {name: set(m.label_names) for m in metrics.METRICS for name in m.series_names}
+DECLARED = {name: set(m.label_names) for m in metrics.METRICS for name in series_names(m)}
 EXPRESSIONS = sorted({query.expr for _, _, query in queries()} | {mark.expr for mark in ANNOTATIONS})
 RECORDED = {rule.name: {"run", "rank", "node"} if rule.name.startswith("rank:") else {"run"} for rule in RECORDINGS}
 every_board = pytest.mark.parametrize("board", generate.BOARDS, ids=lambda board: board.uid)
@@ -181,7 +182,7 @@ def test_every_rule_names_what_is_declared_or_recorded(rule: Recording | Alert) 
 
 
 def _metric(series: str) -> metrics.Metric:
-    return next(m for m in metrics.METRICS if series in m.series_names)
+    return next(m for m in metrics.METRICS if series in series_names(m))
 
 
 def test_legends_name_labels_that_the_result_has() -> None:

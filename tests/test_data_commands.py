@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raypack.commands.common import handle_errors, write_json
 from raypack.commands.data import data
 from raypack.data.corpus import Corpus
-from raypack.data.stats import length_statistics
+from raypack.data.lengths import length_statistics
 from raypack.errors import RaypackError
 
 REAL_LENGTHS = Path(os.environ.get("RAYPACK_LENGTHS") or "absent")

@@ -112,7 +112,7 @@ def test_long_documents_are_cut_left_out_or_refused_and_counted() -> None:
         3: (30, 29),
         4: (30, 29),
     }
-    assert (cut.counts.samples, cut.counts.tokens, cut.counts.truncated, cut.counts.tokens_cut) == (4, 95, 2, 11)
+    assert (cut.counts.samples, cut.counts.tokens, cut.counts.truncated) == (4, 95, 2)
     assert (cut.counts.skipped_long, cut.counts.skipped_short) == (0, 1)
     left = stream(lengths, 1000, longest, long_documents="skip")
     assert sorted(run(left, 1)[0].samples.ids.tolist()) == [0, 3]
@@ -177,5 +177,6 @@ def test_a_long_tailed_corpus_is_streamed_without_a_loss(rule: str) -> None:
     taken = np.concatenate([step.samples.ids for step in inside])
     assert len(np.unique(taken)) == len(taken) == source.counts.samples
     assert source.counts.tokens == sum(int(step.samples.lengths.sum()) for step in inside)
-    lost = source.counts.tokens_cut + int(lengths[np.setdiff1d(np.arange(100_000), taken)].sum())
-    assert source.counts.tokens + lost == lengths.sum()
+    kept = np.minimum(lengths[taken], 16_384)
+    assert source.counts.tokens == kept.sum()
+    assert source.counts.truncated == (lengths[taken] > kept).sum()

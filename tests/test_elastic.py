@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raypack.observe.summary import read_summary
-from raypack.simulate.nodes import SimulatedCluster, why_not
 from tests.chaos import check, unbroken
 from tests.elastic_runs import ElasticRun
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 pytestmark = [pytest.mark.ray, pytest.mark.rest, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from raypack.exchange.heads.build import build_exchange
 from raypack.exchange.heads.exchange import Exchange, Heads
+from raypack.exchange.heads.rows import pack, pack_calls, unpack, unpack_tokens
 from raypack.exchange.layout import Layout
 from raypack.plan.heads import head_share
 from raypack.plan.plan import Round
@@ -38,14 +39,14 @@ def deliver(exchanges: list[Exchange], wires: list[torch.Tensor], to_heads: bool
 
 
 def forward(exchanges, xs):
-    wires = deliver(exchanges, [e.pack(x) for e, x in zip(exchanges, xs, strict=True)], True)
-    return [e.unpack(w, x) for e, w, x in zip(exchanges, wires, xs, strict=True)]
+    wires = deliver(exchanges, [pack(e, x) for e, x in zip(exchanges, xs, strict=True)], True)
+    return [unpack(e, w, x) for e, w, x in zip(exchanges, wires, xs, strict=True)]
 
 
 def backward(exchanges, calls, likes):
-    wires = [e.pack_calls(c, like) for e, c, like in zip(exchanges, calls, likes, strict=True)]
+    wires = [pack_calls(e, c, like) for e, c, like in zip(exchanges, calls, likes, strict=True)]
     wires = deliver(exchanges, wires, False)
-    return [e.unpack_tokens(w, c, like) for e, w, c, like in zip(exchanges, wires, calls, likes, strict=True)]
+    return [unpack_tokens(e, w, c, like) for e, w, c, like in zip(exchanges, wires, calls, likes, strict=True)]
 
 
 def build(round_, topology, heads, full):
@@ -110,7 +111,7 @@ def test_the_wire_is_ordered_by_destination_placement_token_head(data, nodes, sh
                 ]
                 tokens = sorted(i for sample, i in held[rank] if sample == p.sample)
                 expected += [numbers[p.sample, i] * heads.per_token + v for i in tokens for v in vectors]
-        assert exchange.pack(xs[rank])[:, 0].tolist() == expected
+        assert pack(exchange, xs[rank])[:, 0].tolist() == expected
 
 
 @given(st.data(), NODES, HEADS, st.booleans(), st.booleans())

@@ -1,29 +1,40 @@
-"""What a run tries again, and what it gives up: the controller's policies, without a cluster."""
+"""What a run tries again, and what it gives up: the controller's policies, without a cluster. Which Ray it takes."""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
-from ray.train import ControllerError, FailureConfig, ScalingConfig, WorkerGroupError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
-from ray.train.v2._internal.execution.failure_handling import FailureDecision
-from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
-from ray.train.v2._internal.execution.worker_group import WorkerGroupState
-from ray.train.v2.api.exceptions import PreemptionError
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from raypack.checkpoint.state import RunState
 from raypack.config import Config
-from raypack.driver import room, verdicts
-from raypack.driver.room import NodesInReach
-from raypack.driver.verdicts import RunFailures
+from raypack.driver import elastic, failures, ray_internals
+from raypack.driver.elastic import NodesInReach
+from raypack.driver.failures import RunFailures
+from raypack.driver.ray_internals import (
+    ControllerError,
+    ElasticScalingPolicy,
+    FailureConfig,
+    FailureDecision,
+    NoopDecision,
+    PreemptionError,
+    ScalingConfig,
+    WorkerGroupError,
+    WorkerGroupStartupTimeoutError,
+    WorkerGroupState,
+    check_version,
+    decided_size,
+)
 from raypack.errors import Leaving, LostRank, RaypackError
 from raypack.plan.plan import StreamState
 from raypack.training.progress import Whereabouts, stuck_ranks
 
+ROOT = Path(__file__).resolve().parent.parent
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
 
 
@@ -68,7 +79,7 @@ def test_what_raypack_refuses_is_not_tried_again_and_leaving_is_no_failure(tmp_p
 
 def test_workers_that_cannot_be_started_are_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(verdicts.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(failures.time, "monotonic", lambda: clock[0])
     judge = policy(tmp_path)
     late = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
     decisions = []
@@ -87,19 +98,15 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     scaling = ScalingConfig(num_workers=(2, 8), resources_per_worker={"CPU": 1}, elastic_resize_monitor_interval_s=0)
     judge = NodesInReach(scaling, 50.0)
     state: dict[str, Any] = {"policy": judge, "ray": {"a": 2, "b": 2, "c": 2}, "there": {"a", "b", "c"}, "going": set()}
-    monkeypatch.setattr(room, "nodes_in_reach", lambda: state["there"])
-    monkeypatch.setattr(room, "draining_nodes", lambda: state["going"])
-    monkeypatch.setattr(room.time, "sleep", lambda _: None)
+    monkeypatch.setattr(elastic, "nodes_in_reach", lambda: state["there"])
+    monkeypatch.setattr(ray_internals, "draining_nodes", lambda: state["going"])
+    monkeypatch.setattr(elastic.time, "sleep", lambda _: None)
     monkeypatch.setattr(judge, "_maybe_send_resource_request", lambda: None)
     monkeypatch.setattr(
-        room.ElasticScalingPolicy, "_get_reserved_resources",
+        ElasticScalingPolicy, "_get_reserved_resources",
         lambda self: {node: {"CPU": float(count)} for node, count in state["ray"].items()},
     )  # fmt: skip
     return state
-
-
-def size(decision: Any) -> int:
-    return decision.num_workers if isinstance(decision, ResizeDecision) else 0
 
 
 def running(workers: int) -> Any:
@@ -111,16 +118,16 @@ def running(workers: int) -> Any:
 
 def test_a_group_is_sized_by_the_nodes_that_answer_and_stay(nodes: dict[str, Any]) -> None:
     judge = nodes["policy"]
-    assert size(judge.make_decision_for_non_running_worker_group()) == 6
+    assert decided_size(judge.make_decision_for_non_running_worker_group()) == 6
     nodes["there"] = {"a", "b"}  # Ray has not noticed yet that c is gone
-    assert size(judge.make_decision_for_non_running_worker_group()) == 4
+    assert decided_size(judge.make_decision_for_non_running_worker_group()) == 4
     nodes["going"] = {"b"}
-    assert size(judge.make_decision_for_non_running_worker_group()) == 2
+    assert decided_size(judge.make_decision_for_non_running_worker_group()) == 2
 
 
 def test_too_few_nodes_are_waited_for_and_then_named(nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(room.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(elastic.time, "monotonic", lambda: clock[0])
     nodes["there"] = set()
     judge = nodes["policy"]
     assert isinstance(judge.make_decision_for_non_running_worker_group(), NoopDecision)
@@ -134,7 +141,7 @@ def test_a_group_grows_when_two_looks_find_the_same_room(nodes: dict[str, Any]) 
     nodes["ray"] = {"a": 2}
 
     def look() -> int:
-        return size(judge.make_decision_for_running_worker_group(running(2), None))
+        return decided_size(judge.make_decision_for_running_worker_group(running(2), None))
 
     assert [look(), look()] == [0, 0]
     nodes["ray"] = {"a": 2, "b": 2}
@@ -148,9 +155,9 @@ def test_a_group_grows_when_two_looks_find_the_same_room(nodes: dict[str, Any]) 
 def test_a_group_shrinks_at_once_for_a_node_that_will_be_taken_away(nodes: dict[str, Any]) -> None:
     judge = nodes["policy"]
     nodes["going"] = {"c"}
-    assert size(judge.make_decision_for_running_worker_group(running(6), None)) == 4
+    assert decided_size(judge.make_decision_for_running_worker_group(running(6), None)) == 4
     nodes["going"], nodes["there"] = set(), {"a", "b"}  # gone without notice: its workers' failure says so
-    assert size(judge.make_decision_for_running_worker_group(running(6), None)) == 0
+    assert decided_size(judge.make_decision_for_running_worker_group(running(6), None)) == 0
 
 
 def at(step: int, phase: str, inside: str = "") -> Whereabouts:
@@ -164,3 +171,29 @@ def test_the_rank_that_keeps_the_others_waiting_is_named() -> None:
     assert stuck_ranks({**waiting, 3: at(7, "backward")}) == "rank 3 is stuck in backward of step 7, for 30 s"
     assert stuck_ranks({**waiting, 3: at(7, "forward"), 4: at(6, "checkpoint")}).startswith("rank 4 is stuck in check")
     assert stuck_ranks({0: at(7, "forward"), 1: at(7, "forward")}) == ""
+
+
+def test_a_ray_that_was_not_tried_is_refused_in_one_line() -> None:
+    (major, first), (_, last) = ray_internals.TESTED
+    check_version(f"{major}.{first}.0")
+    check_version(f"{major}.{last}.3")
+    for other in (f"{major}.{first - 1}.1", f"{major}.{last + 1}.0rc1", f"{major + 1}.0.0", "nightly"):
+        with pytest.raises(RaypackError, match=rf"^Ray {other} is installed, raypack was tested with .* pip install"):
+            check_version(other)
+
+
+def test_the_declared_range_of_ray_is_the_tested_one() -> None:
+    (major, first), (_, last) = ray_internals.TESTED
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert f"ray[train,default]>={major}.{first},<{major}.{last + 1}" in declared
+
+
+def test_one_file_knows_rays_internals() -> None:
+    """Ray Train's and the core's; of the autoscaler only its own reader of cluster files, which needs no torch."""
+    inside = re.compile(r"^\s*(?:from|import) (ray\.(?:\w+\.)*_\w+|ray\.train\.v2|ray\._raylet)", re.MULTILINE)
+    users = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "raypack").rglob("*.py")
+        if inside.search(file.read_text(encoding="utf-8"))
+    }
+    assert users == {"raypack/driver/ray_internals.py", "raypack/clusters/files.py"}

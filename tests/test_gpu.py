@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from raypack.config import ModelConfig, TrainSection
 from raypack.kernels.attention import attention, select_backend
-from raypack.model import reference
+from raypack.layers import oracle as layer_oracle
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.topology import Block
 from tests.ranks import Case, gradients_on_rank, losses_on_rank, oracle, tiny_model
@@ -90,7 +90,7 @@ def test_bf16_kernels_agree_with_the_oracle_outputs_and_gradients(window, sinks,
     got = attention(*half.split(sizes, 1), LENGTHS, window=window, sinks=sinks)
     got.backward(grad.bfloat16())
     exact = half.detach().double().cpu().requires_grad_()
-    expected = reference.attention(*exact.split(sizes, 1), LENGTHS, window=window, sinks=sinks)
+    expected = layer_oracle.attention(*exact.split(sizes, 1), LENGTHS, window=window, sinks=sinks)
     expected.backward(grad.double().cpu())
     assert select_backend("cuda", torch.bfloat16, sinks=sinks > 0) != "exact"
     for a, b in ((got, expected), (half.grad, exact.grad)):

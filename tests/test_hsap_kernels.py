@@ -12,8 +12,8 @@ from torch import Tensor
 
 from raypack.errors import RaypackError
 from raypack.kernels import partial
-from raypack.kernels.partial import Span
-from raypack.model.reference import attention as oracle
+from raypack.kernels.packing import Span
+from raypack.layers.oracle import attention as oracle
 
 HEADS = st.sampled_from([(4, 4), (4, 1), (6, 2), (1, 1)])
 

@@ -21,11 +21,10 @@ from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
 from raypack.errors import RaypackError
-from raypack.observe.merge import merge
+from raypack.observe.collector import merge
 from raypack.observe.record import StepRecord, ids_digest
-from raypack.observe.run_files import plan_file
-from raypack.observe.steps import read_steps
-from raypack.observe.tail import Tail, follow, steps_of
+from raypack.observe.run_files import plan_file, steps_of
+from raypack.observe.steps import Tail, follow, read_steps
 from raypack.plan.plan import Plan
 from raypack.plan.plan_file import plan_from_json
 from raypack.plan.topology import Topology
@@ -33,10 +32,9 @@ from raypack.planning.steps import StepPlanner
 from raypack.report.console import line
 from raypack.report.curves import CURVES
 from raypack.report.page import write_page
-from raypack.report.plots import plots
-from raypack.report.series import columns
-from raypack.report.sketches import SKETCHES
-from raypack.report.stored_plan import run_config
+from raypack.report.plots import columns
+from raypack.report.sketches import SKETCHES, plots
+from raypack.report.stored import run_config
 from tests.inspect_cases import CONFIG, write_run
 from tests.observe_cases import record, report
 

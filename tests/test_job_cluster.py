@@ -106,7 +106,7 @@ def test_a_place_that_a_node_does_not_see_is_named_with_the_node(cluster: Cluste
     corpus = tiny_corpus(tmp_path / "corpus", documents=5)
     code = (
         "import sys, logging, ray; from pathlib import Path\n"
-        "from raypack.errors import RaypackError; from raypack.driver.preflight import check_places\n"
+        "from raypack.errors import RaypackError; from raypack.driver.nodes import check_places\n"
         "ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)\n"
         "check_places(Path(sys.argv[2]), Path(sys.argv[3]), 60)\n"
         "try:\n    check_places(Path(sys.argv[2]), Path('/nowhere/corpus'), 60)\n"

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raypack.checkpoint.state import newest
-from raypack.checkpoint.storage import FOLDER, open_store
+from raypack.checkpoint.addresses import open_store
+from raypack.checkpoint.state import newest, newest_step
+from raypack.checkpoint.storage import FOLDER
 from raypack.config import Config, DataSection
 from raypack.data.corpus import Corpus
 from raypack.data.splits import training_stream
@@ -121,7 +122,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Life:
         damaged, _ = newest(open_store(run_dir(folder) / FOLDER))
         assert damaged is not None
         os.truncate(next(Path(damaged).glob("*.distcp")), 10)
-    begin, end = open_store(run_dir(folder) / FOLDER).newest_step(), first.steps + 40
+    begin, end = newest_step(open_store(run_dir(folder) / FOLDER)), first.steps + 40
     # No checkpoint more: the next attempt begins there again, and its steps can be compared with those before it.
     arguments = ("--run.resume", "auto", "--run.steps", str(end), "--train.checkpoint_every", "1000")
     arguments = ("--run", str(run_dir(folder) / "config.toml"), *arguments)

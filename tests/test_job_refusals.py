@@ -242,7 +242,7 @@ NONSENSE = [
 def test_nonsense_in_any_setting_is_one_line_or_a_run_that_could_start(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, section: str
 ) -> None:
-    from raypack.driver.launch import prepare_run
+    from raypack.driver.preflight import prepare_run
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     file, said = tiny_run(tmp_path, corpus), []

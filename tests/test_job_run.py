@@ -11,8 +11,9 @@ from statistics import fmean
 
 import pytest
 
+from raypack.checkpoint.addresses import open_store
 from raypack.checkpoint.state import RunState, newest
-from raypack.checkpoint.storage import FOLDER, open_store
+from raypack.checkpoint.storage import FOLDER
 from raypack.config.runfile import load_run
 from raypack.driver.job import main
 from raypack.observe.steps import read_steps

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raypack.exchange.hsap.schedule import Schedule, Signature, compile_schedule, schedule_of
 from raypack.exchange.hsap.segments import SLACK, Segmentation, causal_work, segment
-from raypack.exchange.hsap.transfers import Pack, merge, transfers_of
+from raypack.exchange.hsap.transfers import Pack, merge, transfers, transfers_of
 
 
 @st.composite
@@ -41,7 +41,7 @@ def pieces(message) -> list[tuple[int, int]]:
 
 
 def compiled(segments: Segmentation, step_rows: int) -> list[Schedule]:
-    return [compile_schedule(segments, node, step_rows) for node in range(segments.nodes)]
+    return [compile_schedule(segments, transfers(segments, step_rows), node) for node in range(segments.nodes)]
 
 
 @given(segmentations(), st.integers(1, 30))
@@ -154,7 +154,7 @@ def causal(position: np.ndarray) -> np.ndarray:
 def test_documents_that_fit_stay_whole_on_their_home():
     segments = segment([100, 100, 100, 100], [1, 0, 1, 0], 2)
     assert segments.node.tolist() == [1, 0, 1, 0]
-    assert compile_schedule(segments, 0).ticks == 0
+    assert compile_schedule(segments, transfers(segments), 0).ticks == 0
 
 
 def test_one_document_over_two_nodes_is_cut_once_by_work_and_its_head_stays_at_home():

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from benchmarks.baselines import lasp1, lasp1_published, linear_ring, ring
 from benchmarks.baselines.neighbours import Ring
-from raypack.model import reference
+from raypack.layers import oracle as layer_oracle
+from raypack.layers.linear import oracle as linear_oracle
 
 pytestmark = pytest.mark.pool
 
@@ -48,9 +49,9 @@ def oracle(method: str, decay: str) -> dict[str, np.ndarray]:
     parts = {name: x.requires_grad_(name != "weight") for name, x in inputs().items()}
     q, k, v = parts["q"], parts["k"], parts["v"]
     if method == "ring":
-        out = reference.attention(q, k, v, [TOKENS])
+        out = layer_oracle.attention(q, k, v, [TOKENS])
     else:
-        out = reference.linear_attention(q, k, v, [TOKENS], decay_of(decay))
+        out = linear_oracle.linear_attention(q, k, v, [TOKENS], decay_of(decay))
     grads = torch.autograd.grad((out * parts["weight"]).sum(), (q, k, v))
     found = {"out": out.detach(), "dq": grads[0], "dk": grads[1], "dv": grads[2]}
     return {name: x.numpy() for name, x in found.items()}

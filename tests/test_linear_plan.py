@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.exchange.gathered.keys import gathers, plan_gather
-from raypack.exchange.halo.rows import plan_halo
+from raypack.exchange.gathered.plan import gathers, plan_gather
+from raypack.exchange.halo.plan import plan_halo
 from raypack.exchange.lasp2.states import plan_states
 from raypack.exchange.layout import Layout
 from raypack.plan.plan import Placement, Round

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raypack.comm import collect
 from raypack.config import TrainSection, load_cluster
-from raypack.model import reference
+from raypack.layers.linear import oracle as linear_oracle
 from raypack.plan.plan import Plan, Round
 from raypack.plan.topology import Topology
 from raypack.planning.evaluate import evaluate
@@ -44,7 +44,7 @@ def oracle(kind: str, round_: Round) -> dict[str, dict[tuple[int, int], np.ndarr
         weight = parts.pop("weight")
         leaves = {name: x.requires_grad_() for name, x in parts.items()}
         decay = leaves.get("g", log_decay(kind))
-        out = reference.linear_attention(leaves["q"], leaves["k"], leaves["v"], [p.length], decay)
+        out = linear_oracle.linear_attention(leaves["q"], leaves["k"], leaves["v"], [p.length], decay)
         grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()))
         for name, values in [("out", out.detach()), *((f"d{n}", x) for n, x in zip(leaves, grads, strict=True))]:
             right.setdefault(name, {}).update({(p.sample, t): values[t].numpy() for t in range(p.length)})
@@ -110,7 +110,7 @@ def conv_oracle(round_: Round, taps: int) -> tuple[dict, dict, np.ndarray]:
         weights = torch.cat([weights, weights], 1)[:, : x.shape[1]]
         made = torch.Generator().manual_seed(1)
         weight = torch.randn(x.shape[1], taps, generator=made, dtype=torch.float64).requires_grad_()
-        y = reference.causal_conv(x, weight, [p.length])
+        y = linear_oracle.causal_conv(x, weight, [p.length])
         gx, gw = torch.autograd.grad((y * weights).sum(), (x, weight))
         total = gw if total is None else total + gw
         out.update({(p.sample, t): y[t].detach().numpy() for t in range(p.length)})

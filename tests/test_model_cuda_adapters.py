@@ -18,7 +18,7 @@ from torch.nn.attention import varlen
 
 from raypack.kernels import cuda as kernels_cuda
 from raypack.kernels.packing import Packing
-from raypack.model.reference import attention as oracle
+from raypack.layers.oracle import attention as oracle
 
 LENGTHS = [1, 7, 20, 3]
 

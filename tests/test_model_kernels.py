@@ -13,9 +13,10 @@ from torch import Tensor
 from raypack.errors import RaypackError
 from raypack.kernels import cuda as kernels_cuda
 from raypack.kernels.attention import attention, select_backend
+from raypack.kernels.cuda import cu_seqlens
 from raypack.kernels.exact import chunks
 from raypack.kernels.packing import Packing
-from raypack.model.reference import attention as oracle
+from raypack.layers.oracle import attention as oracle
 
 
 def projected(
@@ -233,8 +234,8 @@ def test_backend_is_chosen_by_device_dtype_and_sinks(monkeypatch: pytest.MonkeyP
 def test_packing_drops_documents_without_tokens() -> None:
     packing = Packing([3, 0, 5, 0])
     assert packing.offsets == (0, 3, 8)
-    assert packing.cu_seqlens(torch.device("cpu")).tolist() == [0, 3, 8]
-    assert packing.cu_seqlens(torch.device("cpu")) is packing.cu_seqlens(torch.device("cpu"))
+    assert cu_seqlens(packing, torch.device("cpu")).tolist() == [0, 3, 8]
+    assert cu_seqlens(packing, torch.device("cpu")) is cu_seqlens(packing, torch.device("cpu"))
     assert (packing.tokens, packing.longest) == (8, 5)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raypack.config import ModelConfig
+from raypack.layers import oracle
 from raypack.model import reference
 from raypack.model.decoder import HybridModel
 
@@ -100,13 +101,13 @@ def test_changing_a_token_leaves_earlier_states_bit_equal(changes: dict, changed
 def test_full_attention_equals_torch() -> None:
     q, k, v = (torch.randn(1, h, 9, 4, dtype=F64, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2))
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-    got = reference.attention(*(x[0].transpose(0, 1) for x in (q, k, v)), [9])
+    got = oracle.attention(*(x[0].transpose(0, 1) for x in (q, k, v)), [9])
     assert torch.allclose(got, want, rtol=0, atol=1e-12)
 
 
 def test_sinks_see_the_first_tokens_of_the_own_document() -> None:
     q, v = torch.zeros((9, 1, 9), dtype=F64), torch.eye(9, dtype=F64).unsqueeze(1)
-    out = reference.attention(q, q, v, [3, 6], window=2, sinks=1)
+    out = oracle.attention(q, q, v, [3, 6], window=2, sinks=1)
     assert [row.nonzero().flatten().tolist() for row in out[:, 0]] == [
         [0], [0, 1], [0, 1, 2], [3], [3, 4], [3, 4, 5], [3, 5, 6], [3, 6, 7], [3, 7, 8],
     ]  # fmt: skip
@@ -121,11 +122,11 @@ def test_cross_entropy_equals_torch() -> None:
 
 def test_rope_turns_the_first_pair_by_the_position() -> None:
     x = torch.tensor([[[1.0, 0, 0, 0]]], dtype=F64).expand(3, 1, 4)
-    turned = reference.rope(x, torch.arange(3), 1e4)[:, 0]
+    turned = oracle.rope(x, torch.arange(3), 1e4)[:, 0]
     for position, row in enumerate(turned):
         assert row.tolist() == pytest.approx([math.cos(position), 0, math.sin(position), 0])
 
 
 def test_norm_equals_torch() -> None:
     x, norm = torch.randn(4, 6, dtype=F64), torch.nn.RMSNorm(6, eps=1e-5, dtype=F64)
-    assert torch.allclose(reference.rms_norm(x, norm.weight, 1e-5), norm(x), rtol=0, atol=1e-12)
+    assert torch.allclose(oracle.rms_norm(x, norm.weight, 1e-5), norm(x), rtol=0, atol=1e-12)

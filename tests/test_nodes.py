@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from raypack.errors import RaypackError
-from raypack.simulate.nodes import SETTINGS, SimulatedCluster, _namespaces, sweep, why_not
+from tests.simulated_nodes import SETTINGS, SimulatedCluster, _namespaces, sweep, why_not
 
 pytestmark = [pytest.mark.ray, pytest.mark.rest, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
 
+ROOT = Path(__file__).resolve().parent.parent
 SEND = """
 import socket, sys, time
 host, size = sys.argv[1], int(sys.argv[2])
@@ -73,12 +75,12 @@ def test_a_fault_inside_leaves_nothing_behind():
 
 def test_what_a_killed_owner_left_is_swept():
     code = (
-        "from raypack.simulate.nodes import SimulatedCluster\n"
+        "from tests.simulated_nodes import SimulatedCluster\n"
         "import sys, time\n"
         "with SimulatedCluster([1], ray=False) as c:\n"
         "    print(c._name, flush=True); time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as owner:
         name = owner.stdout.readline().decode().strip()
         assert left_behind(name)
         owner.send_signal(signal.SIGKILL)
@@ -89,12 +91,14 @@ def test_what_a_killed_owner_left_is_swept():
 
 def test_ctrl_c_leaves_nothing_behind():
     code = (
-        "from raypack.simulate.nodes import SimulatedCluster\n"
+        "from tests.simulated_nodes import SimulatedCluster\n"
         "import time\n"
         "with SimulatedCluster([1], ray=False) as c:\n"
         "    print(c._name, flush=True); time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as owner:
         name = owner.stdout.readline().decode().strip()
         owner.send_signal(signal.SIGINT)
         assert owner.wait(30) != 0

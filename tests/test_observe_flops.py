@@ -11,10 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire
-from raypack.cost.flops import TRAIN_PASSES, model_flops, train_flops
+from raypack.cost.flops import TRAIN_PASSES
+from raypack.layers.costs import model_flops, train_flops
 from raypack.layers.frame import build_frame
 from raypack.model.decoder import HybridModel, initialize
-from raypack.observe.merge import merge
+from raypack.observe.collector import merge
 from raypack.plan.names import POLICIES
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.samples import Samples

@@ -26,11 +26,11 @@ from raypack.config import TrainSection
 from raypack.plan.names import EXCHANGE_SITES, SCOPES
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.topology import Block, Topology
-from raypack.simulate.nodes import SimulatedCluster, why_not
 from raypack.training.step import train_step
 from raypack.training.work import prepare
 from tests.observe_nodes import NODES, Bytes, Counted, Meter, NodesPool
 from tests.ranks import Case, loader, make_trainer, tiny_model
+from tests.simulated_nodes import SimulatedCluster, why_not
 
 pytestmark = [pytest.mark.pool, pytest.mark.rest, pytest.mark.skipif(bool(why_not()), reason=why_not() or "possible")]
 

@@ -17,9 +17,8 @@ from rich.console import Console
 from raypack.cli import main
 from raypack.errors import RaypackError
 from raypack.observe.attempts import AttemptLog, read_attempts, sentence
-from raypack.observe.death import cause_of_death
-from raypack.observe.observer import RunObserver
-from raypack.observe.pulse import Pulse
+from raypack.observe.observer import RunObserver, cause_of_death
+from raypack.observe.reporter import Pulse
 from raypack.observe.steps import next_attempt, read_steps
 from raypack.observe.summary import read_summary, summarise
 from raypack.report.console import summary_table
@@ -233,7 +232,7 @@ def test_a_record_of_a_large_world_is_whole_for_the_endpoint_and_small_in_the_fi
     assert _metrics(observer).count("raypack_rank_busy_seconds{") == 100
     (line,) = (observer.run_dir / "steps.jsonl").read_text().splitlines()
     assert len(line) < 3000
-    assert observer.latest().spread("tokens").worst[0] == (0, "host-0", 3.0)
+    assert observer.latest().across_ranks("tokens").worst[0] == (0, "host-0", 3.0)
 
 
 def test_a_sink_that_fails_stops_no_other(observer: RunObserver, capsys: pytest.CaptureFixture) -> None:

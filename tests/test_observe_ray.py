@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raypack.driver.start_watch import living_workers
+from raypack.driver.ray_internals import living_workers
 from raypack.errors import RaypackError
 from raypack.observe import observer
 from raypack.observe.observer import head_node_options, start_observer
-from raypack.observe.pulse import Pulses
-from raypack.observe.reporter import Reporter
+from raypack.observe.reporter import Pulses, Reporter
 from raypack.observe.steps import read_steps
 from raypack.report.follow import Follower
 from raypack.report.view import RunView

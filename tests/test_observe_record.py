@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.errors import RaypackError
-from raypack.observe.collector import Collector
-from raypack.observe.merge import merge
+from raypack.observe.collector import Collector, merge
 from raypack.observe.record import StepRecord, by_scope
 from raypack.observe.run_files import STEPS_FILE
 from raypack.observe.steps import StepLog, next_attempt, read_lines, read_steps, resolve
@@ -100,19 +99,19 @@ def test_a_record_of_4096_ranks_is_small_and_still_names_the_slowest() -> None:
     read = StepRecord.from_json(text)
     assert read == kept
     assert (read.rank_tokens, read.rank_busy_seconds, read.node_first_ranks) == ([], [], {})
-    spread = read.spread("busy_seconds")
-    assert spread == whole.spread("busy_seconds")
-    assert spread.worst[0] == (4095, "ip-10-0-1023.eu-central-1.compute.internal", round(1 + 4095 / 4096, 6))
-    assert [rank for rank, _, _ in spread.worst] == [4095, 4094, 4093, 4092, 4091]
-    assert spread.quantiles == pytest.approx((1.0, 1.05, 1.5, 1.95, 2.0), abs=1e-3)
+    quantiles = read.across_ranks("busy_seconds")
+    assert quantiles == whole.across_ranks("busy_seconds")
+    assert quantiles.worst[0] == (4095, "ip-10-0-1023.eu-central-1.compute.internal", round(1 + 4095 / 4096, 6))
+    assert [rank for rank, _, _ in quantiles.worst] == [4095, 4094, 4093, 4092, 4091]
+    assert quantiles.quantiles == pytest.approx((1.0, 1.05, 1.5, 1.95, 2.0), abs=1e-3)
     assert read.imbalance("busy_seconds") == pytest.approx(2 / 1.5, abs=1e-3)
 
 
-def test_a_spread_is_over_the_ranks_that_reported() -> None:
+def test_quantiles_are_over_the_ranks_that_reported() -> None:
     partial = merge([report(0, world=3), report(2, world=3)])
-    assert partial.spread("tokens").worst == ((0, "0", 3.0), (2, "0", 2.0))
+    assert partial.across_ranks("tokens").worst == ((0, "0", 3.0), (2, "0", 2.0))
     assert partial.imbalance("tokens") == pytest.approx(3 / 2.5)
-    assert StepRecord(step=0, attempt=0).spread("tokens") is None
+    assert StepRecord(step=0, attempt=0).across_ranks("tokens") is None
 
 
 def test_phases_of_older_records_add_up_to_nothing_and_are_left_out() -> None:

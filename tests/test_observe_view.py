@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from raypack.observe.attempts import AttemptLog
-from raypack.observe.pulse import Pulse
 from raypack.observe.record import StepRecord
+from raypack.observe.reporter import Pulse
 from raypack.report import follow
 from raypack.report.console import COLUMNS, cells, duration, fitting, line, time_left
 from raypack.report.follow import Follower, doing
@@ -104,11 +104,13 @@ def test_columns_stay_while_rows_without_a_figure_for_them_come() -> None:
     assert [row.split()[0] for row in picture[1:3]] == ["3", "4"]
 
 
-def test_the_time_left_is_the_median_of_the_last_steps() -> None:
-    records = [record(0, seconds=100.0), *(record(step, seconds=2.0) for step in range(1, 12)), record(12, seconds=9.0)]
-    assert time_left(records, 53) == "ETA 1 min 20 s"
-    assert time_left(records, 13) == ""
-    assert time_left([], 13) == ""
+def test_the_time_left_goes_by_the_clock() -> None:
+    console = Console(file=io.StringIO(), width=300)
+    with RunView(console, steps=4) as view:
+        view.show([record(step, seconds=2.0, time=100.0 + 40 * step) for step in range(4)])
+    shown = text_of(console).splitlines()
+    assert ["ETA 6.0 s" in shown[1], "ETA 1 min 20 s" in shown[2], "ETA" in shown[4]] == [True, True, False]
+    assert [time_left(80.0), time_left(0.0), time_left(None)] == ["ETA 1 min 20 s", "", ""]
     assert [duration(s) for s in (0.04, 9.96, 59.7, 3599.0, 7500.0, 90_000.0)] == [
         "0.0 s", "10 s", "1 min 00 s", "59 min 59 s", "2 h 05 min", "1 d 1 h",
     ]  # fmt: skip

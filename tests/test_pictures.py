@@ -21,8 +21,8 @@ from raypack.plan.topology import Block, Topology
 from raypack.planning.evaluate import evaluate
 from raypack.planning.policies import make_plan
 from raypack.report.pictures import draw_plans
-from raypack.report.policy_chart import MARKERS, draw_means, draw_steps
 from raypack.report.timeline import CHEAP, EXCHANGE, FULL, NO_SAMPLE, Timeline, timeline
+from raypack.simulate.policy_chart import MARKERS, draw_means, draw_steps
 from tests.planning_cases import CLUSTER, MODEL, lengths, models, plans
 
 SYNCS = ["step", "layer", "node"]

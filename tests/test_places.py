@@ -10,7 +10,6 @@ import pytest
 
 from raypack.checkpoint.state import RunState
 from raypack.config import Config, RunSection
-from raypack.driver.preflight import workers_that_fit
 from raypack.driver.rundir import held, resolve_run, write_config
 from raypack.errors import RaypackError
 from raypack.files import JOB_MARK, absolute
@@ -44,14 +43,6 @@ def test_local_ranks_out_of_order_are_refused() -> None:
 def test_two_nodes_of_one_machine_need_not_count_from_zero() -> None:
     # Ray counts local ranks by address, and two raylets may share one.
     assert topology_of([("A", 0), ("A", 1), ("B", 2), ("B", 3)]).nodes == (2, 2)
-
-
-def test_a_worker_is_never_split_over_two_nodes() -> None:
-    nodes = [{"CPU": 3.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 64.0}]
-    assert workers_that_fit({"CPU": 2.0, "GPU": 1.0}, nodes) == 1 + 1
-    assert workers_that_fit({"CPU": 2.0, "GPU": 0.0}, nodes) == 1 + 8 + 32
-    assert workers_that_fit({"CPU": 0.1, "GPU": 0.0}, [{"CPU": 0.3}]) == 3
-    assert workers_that_fit({"CPU": 0.0, "GPU": 0.0}, []) > 1000
 
 
 def test_relative_paths_lie_below_raypack_home_in_a_ray_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.cost.costs import PASSES, Costs
-from raypack.cost.flops import causal_pairs, model_flops, train_flops, window_pairs
-from raypack.exchange.gathered.keys import plan_gather
+from raypack.cost.flops import causal_pairs, window_pairs
+from raypack.cost.rates import PASSES
+from raypack.exchange.gathered.plan import plan_gather
 from raypack.exchange.heads.exchange import Heads
 from raypack.exchange.hsap.routes import build_routes
 from raypack.exchange.hsap.spread import build_spread
 from raypack.exchange.lasp2.states import plan_states
 from raypack.exchange.layout import Layout
+from raypack.layers.costs import Costs, model_flops, train_flops
 from raypack.plan.heads import head_share
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.table import table_of
 from raypack.plan.topology import Block, Topology
 from raypack.planning.clock import pack_seconds, run_clock
-from raypack.planning.evaluate import load_rounds
+from raypack.planning.load import load_rounds
 from tests.planning_cases import CLUSTER, MODEL, models, plans
 
 
@@ -162,7 +163,8 @@ def test_bytes_are_those_of_the_layouts(plan: Plan, model: ModelConfig, itemsize
 def test_tokens_of_every_rank_are_those_of_the_layout(plan: Plan) -> None:
     loads = load_rounds(table_of(plan), plan.topology, Costs(MODEL, CLUSTER))
     for each, load in zip(plan.rounds, loads, strict=True):
-        assert load.tokens.tolist() == Layout(each, plan.topology).row_counts.tolist()
+        layout = Layout(each, plan.topology)
+        assert load.tokens.tolist() == [layout.rows(rank) for rank in range(plan.topology.world)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -172,9 +174,9 @@ def test_no_work_is_lost_or_made_up(plan: Plan, model: ModelConfig) -> None:
     loads = load_rounds(table_of(plan), plan.topology, costs)
     for each, load in zip(plan.rounds, loads, strict=True):
         n = np.array([p.length for p in each.placements], dtype=np.int64)
-        pairs = costs.attention_seconds(each.recompute)
-        assert load.full.sum() == pytest.approx(costs.pairs(n).sum() * pairs)
-        assert load.window.sum() == pytest.approx(costs.window_pairs(n).sum() * pairs)
+        for layer, part in zip(costs.layers, load.layers, strict=True):
+            work = layer.pairs(n).sum() * layer.attention_seconds(each.recompute)
+            assert part.compute.sum() == pytest.approx(work + n.sum() * layer.token_seconds(each.recompute))
         assert load.linear.sum() == pytest.approx(n.sum() * costs.layer_seconds(each.recompute))
 
 
@@ -184,8 +186,8 @@ def test_a_full_layer_sends_only_through_the_childs_links() -> None:
     plan = Plan((4, 4), (Round((Placement(0, 800, Block(0, 8), Block(0, 1), 799),)),))
     load = load_rounds(table_of(plan), plan.topology, costs)[0]
     sender = 2 * 800 * 4 * costs.head_bytes * (3 + 1) / CLUSTER.inter_rate
-    assert load.full_exchange[0] == pytest.approx(sender)
-    assert load.full_exchange[4] == pytest.approx(sender / 4)
+    assert load.of("F").exchange[0] == pytest.approx(sender)
+    assert load.of("F").exchange[4] == pytest.approx(sender / 4)
 
 
 def test_seconds_of_a_pack_are_its_largest_full_part_plus_its_largest_cheap_part() -> None:
@@ -197,7 +199,7 @@ def test_seconds_of_a_pack_are_its_largest_full_part_plus_its_largest_cheap_part
     plan = Plan((4,), (Round(placements),))
     loads = load_rounds(table_of(plan), plan.topology, costs)
     packs = pack_seconds(loads[0], costs)
-    pair = costs.attention_seconds("none")
+    pair = costs.layers[0].attention_seconds("none")
     long_full = causal_pairs([1000])[0] * pair / 4
     full = long_full + causal_pairs([300])[0] * pair + 2 * 2 * CLUSTER.launch_seconds
     linear = 4 * costs.layer_seconds("none")
@@ -235,7 +237,7 @@ def test_in_lockstep_every_layer_waits_for_the_slowest_rank_and_prefetch_gives_s
     plan = Plan((2,), (Round((Placement(0, 1500, Block(0, 1), Block(0, 1), 0), *tokens)),))
     costs = Costs(MODEL, lock)
     load = load_rounds(table_of(plan), plan.topology, costs)[0]
-    f, s = load.linear + load.full, load.linear + load.window
+    f, s = load.linear + load.of("F").compute, load.linear + load.of("S").compute
     lockstep = run_clock([load], plan.topology, costs, "layer").seconds
     assert lockstep == pytest.approx(f.max() + 3 * s.max())
     assert run_clock([load], plan.topology, costs, "node").seconds == pytest.approx(lockstep)
@@ -249,8 +251,8 @@ def test_lasp2h_gather_gives_the_last_rank_most_of_the_pairs() -> None:
     costs = Costs(MODEL, CLUSTER)
     plan = Plan((4,), (Round((Placement(0, 400, Block(0, 4), Block(0, 4), 0, "kv_gather"),)),))
     load = load_rounds(table_of(plan), plan.topology, costs)[0]
-    quarters = np.diff(causal_pairs([0, 100, 200, 300, 400])) * costs.attention_seconds("none")
-    assert load.full - load.full[0] == pytest.approx(quarters - quarters[0])
+    quarters = np.diff(causal_pairs([0, 100, 200, 300, 400])) * costs.layers[0].attention_seconds("none")
+    assert load.of("F").compute - load.of("F").compute[0] == pytest.approx(quarters - quarters[0])
     assert quarters[3] / quarters.sum() == pytest.approx(7 / 16, rel=0.005)
 
 
@@ -259,7 +261,9 @@ def test_gathered_keys_leave_work_where_the_queries_are() -> None:
     costs = Costs(MODEL, CLUSTER)
     placements = tuple(Placement(i, 100, Block(0, 4), Block(0, 4), 0, "kv_gather") for i in range(4))
     load = load_rounds(table_of(Plan((4,), (Round(placements),))), Plan((4,), ()).topology, costs)[0]
-    assert load.full == pytest.approx(causal_pairs([100])[0] * costs.attention_seconds("none") + 2e-6)
+    assert load.of("F").compute == pytest.approx(
+        causal_pairs([100])[0] * costs.layers[0].attention_seconds("none") + 2e-6
+    )
 
 
 def test_states_of_a_linear_layer_cost_the_same_for_any_number_of_tokens() -> None:
@@ -269,7 +273,7 @@ def test_states_of_a_linear_layer_cost_the_same_for_any_number_of_tokens() -> No
     for tokens in (100, 10_000):
         plan = Plan((2, 2), (Round((Placement(0, tokens, Block(0, 4), Block(0, 4), 0),)),))
         (load,) = load_rounds(table_of(plan), plan.topology, costs)
-        gathered = load.recurrent - load.tokens * costs.recurrence_seconds("none")
+        gathered = load.of("L").seconds - load.tokens * costs.layers[-1].token_seconds("none")
         sent.add((*np.round(gathered, 12).tolist(), *(int(x[0]) for x in load.sent["state_gather"])))
     (row,) = sent
     state = 4 * 7 * 16 * 16 * 2  # fp32, forward and backward
@@ -288,9 +292,9 @@ def hsap_and_ulysses(heads: int, kv_heads: int, length: int, inter_rate: float) 
 def test_hsap_goes_beyond_the_head_count() -> None:
     """4 heads on 8 ranks: by heads, half of the ranks idle; over two nodes all of them work."""
     hsap, ulysses = hsap_and_ulysses(4, 4, 4000, inter_rate=1e12)
-    assert np.count_nonzero(ulysses.full) == 4
-    assert hsap.full.max() == pytest.approx(ulysses.full.max() / 2, rel=2e-3)
-    assert hsap.full.sum() == pytest.approx(ulysses.full.sum())
+    assert np.count_nonzero(ulysses.of("F").compute) == 4
+    assert hsap.of("F").compute.max() == pytest.approx(ulysses.of("F").compute.max() / 2, rel=2e-3)
+    assert hsap.of("F").compute.sum() == pytest.approx(ulysses.of("F").compute.sum())
 
 
 def test_keys_on_their_way_cost_only_what_attention_does_not_hide() -> None:
@@ -299,8 +303,8 @@ def test_keys_on_their_way_cost_only_what_attention_does_not_hide() -> None:
     costs = Costs(MODEL.model_copy(update={"heads": 4, "kv_heads": 4, "pattern": "F"}), CLUSTER)
     rows = 2828  # node 1 needs the tokens before the cut at 4000 / sqrt(2), of one KV head a rank
     assert quick.sent["kv_exchange"][1].sum() == 4 * 3 * rows * 2 * 4 * costs.head_bytes
-    exposed = (slow.full_exchange - quick.full_exchange)[1]  # a rank of which no token crosses nodes
-    hidden = quick.full[1]
+    exposed = (slow.of("F").exchange - quick.of("F").exchange)[1]  # a rank of which no token crosses nodes
+    hidden = quick.of("F").compute[1]
     assert exposed + hidden == pytest.approx(2 * rows * 2 * costs.head_bytes / 1e6, rel=2e-2)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import ModelConfig
-from raypack.cost.costs import Costs
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.plan_file import plan_from_json
 from raypack.plan.topology import Block, Topology

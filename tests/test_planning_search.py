@@ -8,15 +8,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from raypack.config import load_cluster, load_model
-from raypack.cost.costs import Costs
+from raypack.layers.costs import Costs
 from raypack.plan.plan import Placement, Plan, Round, check_plan
 from raypack.plan.samples import Samples
 from raypack.plan.table import table_of
 from raypack.plan.topology import Block, Topology
-from raypack.planning.evaluate import load_rounds
 from raypack.planning.exact import Places
 from raypack.planning.few import improve_few
 from raypack.planning.greedy import even_out, first_fit, list_schedule
+from raypack.planning.load import load_rounds
 from raypack.planning.neighbours import Candidates, objective, values
 from raypack.planning.policies import DEFAULT_BUDGET, best_table, make_plan, repack_plan
 from raypack.planning.problem import Problem
@@ -101,11 +101,13 @@ def test_the_searchs_loads_are_those_of_the_cost_model(
     state = random_state(problem, rng, 1)
     load = load_rounds(state.table(), problem.topology, problem.costs)[0]
     costs = problem.costs
-    np.testing.assert_allclose(state.loads[0, FULL], costs.full_layers * load.full, rtol=1e-9)
-    cheap = costs.sparse_layers * (load.window + load.sparse_exchange) + len(costs.model.kinds) * load.linear
+    full, sparse = load.of("F"), load.of("S")
+    layers = {layer.kind.letter: layer.count for layer in costs.layers}
+    np.testing.assert_allclose(state.loads[0, FULL], layers["F"] * full.compute, rtol=1e-9)
+    cheap = layers["S"] * (sparse.compute + sparse.exchange) + len(costs.model.kinds) * load.linear
     np.testing.assert_allclose(state.loads[0, CHEAP], cheap, rtol=1e-9)
     packs = state.packs(0)
-    exchange = costs.full_layers * (load.full_exchange.max() + load.full_latency.max())
+    exchange = layers["F"] * (full.exchange.max() + full.latency.max())
     assert packs.exchange.max() <= exchange * (1 + 1e-9)
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypack.cost.costs import Costs
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs
 from raypack.plan.plan import check_plan
 from raypack.plan.samples import Samples
 from raypack.plan.topology import Topology

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from raypack.config import TrainSection, load_cluster
-from raypack.exchange.gathered.keys import gather_keys, plan_gather
-from raypack.exchange.halo.rows import halo_rows, plan_halo
+from raypack.exchange.gathered.keys import gather_keys
+from raypack.exchange.gathered.plan import plan_gather
+from raypack.exchange.halo.plan import plan_halo
+from raypack.exchange.halo.rows import halo_rows
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.topology import Block
 from raypack.planning.evaluate import evaluate

@@ -14,12 +14,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from raypack.checkpoint import storage
+from raypack.checkpoint.addresses import locate, open_store, store_of
 from raypack.checkpoint.checkpoints import Checkpoints, load
 from raypack.checkpoint.objects import ObjectStore
-from raypack.checkpoint.state import RunState, newest
-from raypack.checkpoint.storage import LocalStore, Store, locate, open_store
+from raypack.checkpoint.state import RunState, newest, newest_step
+from raypack.checkpoint.storage import LocalStore, Store
 from raypack.config import Config, RunSection, TrainSection, build
-from raypack.driver.preflight_storage import check_storage
+from raypack.driver.nodes import check_storage
 from raypack.driver.rundir import resolve_run
 from raypack.errors import RaypackError
 from tests.checkpoint_cases import loaded_on_rank, lone_trainer, names, of, same, saved_on_rank, written
@@ -40,7 +41,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_older_checkpoints_go_and_the_newest_ones_stay(address: str) -> None:
     written(address, 8, 9, 10, keep=2)
     assert names(open_store(address)) == ["step-00000009", "step-00000010"]
-    assert open_store(address).newest_step() == 10
+    assert newest_step(open_store(address)) == 10
 
 
 def test_a_checkpoint_that_is_written_again_takes_the_place_of_the_first(address: str) -> None:
@@ -61,17 +62,17 @@ def test_an_old_one_that_cannot_be_removed_costs_nothing_of_the_new_one(
     monkeypatch.setattr(Store, "prune", fails)
     with pytest.raises(RaypackError, match=r"the checkpoint of step 2: PermissionError"):
         written(address, 2)
-    assert open_store(address).newest_step() == 2
+    assert newest_step(open_store(address)) == 2
 
 
 def test_steps_beyond_eight_digits_are_ordered_by_number(address: str) -> None:
     written(address, 99_999_999, 100_000_000)
-    assert open_store(address).newest_step() == 100_000_000
+    assert newest_step(open_store(address)) == 100_000_000
 
 
 def test_a_store_that_is_not_there_yet_is_empty(address: str) -> None:
     assert newest(open_store(address)) == (None, [])
-    assert open_store(address).newest_step() == -1
+    assert newest_step(open_store(address)) == -1
 
 
 def test_an_address_opens_the_same_checkpoint(address: str) -> None:
@@ -86,13 +87,13 @@ def test_the_query_of_a_url_stays_behind_its_path() -> None:
     assert (store.address, name) == ("s3://bucket/runs/a?region=eu-west-1", "step-00000050")
     assert store.address_of(name) == "s3://bucket/runs/a/step-00000050?region=eu-west-1"
     config = Config(train=TrainSection(checkpoint_root="s3://bucket/runs/?region=eu-west-1"))
-    assert Store.of(config, Path("/anywhere/a")).address == "s3://bucket/runs/a?region=eu-west-1"
+    assert store_of(config, Path("/anywhere/a")).address == "s3://bucket/runs/a?region=eu-west-1"
 
 
 def test_the_root_of_the_run_file_holds_a_folder_of_the_run(tmp_path: Path) -> None:
-    assert Store.of(Config(), tmp_path / "r").address == str(tmp_path / "r" / "checkpoints")
+    assert store_of(Config(), tmp_path / "r").address == str(tmp_path / "r" / "checkpoints")
     given = Config(train=TrainSection(checkpoint_root=str(tmp_path / "elsewhere")))
-    assert Store.of(given, tmp_path / "r").address == str(tmp_path / "elsewhere" / "r")
+    assert store_of(given, tmp_path / "r").address == str(tmp_path / "elsewhere" / "r")
     with pytest.raises(RaypackError, match=r"must be an absolute directory or a URL"):
         build(TrainSection, {"checkpoint_root": "elsewhere"}, "train")
 
@@ -235,7 +236,7 @@ def test_a_server_that_is_down_is_no_older_checkpoint(tmp_path: Path) -> None:
     written(address, 1, 2)
     with pytest.raises(RaypackError, match=r"cannot read .*step-00000002: .*Timeout was reached; is its storage there"):
         newest(Down(address))
-    assert Down(address).newest_step() == -1
+    assert newest_step(Down(address)) == -1
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +287,7 @@ def test_ranks_write_to_s3_together_and_another_world_reads_it(bucket: Callable[
     case, root = of("world"), bucket("raypack/runs/ranks")
     tensors, losses = processes.run(3, on_s3, saved_on_rank, case, root)[0]
     address, notes = newest(open_store(root))
-    assert (open_store(root).newest_step(), notes) == (2, [])
+    assert (newest_step(open_store(root)), notes) == (2, [])
     for found, resumed in processes.run(2, on_s3, loaded_on_rank, case, address):
         assert same(found, tensors)
         np.testing.assert_allclose(resumed, losses, rtol=1e-10)

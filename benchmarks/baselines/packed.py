@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from raypack.kernels import partial
-from raypack.kernels.partial import Span
+from raypack.kernels.packing import Span
 
 
 class Piece(NamedTuple):

@@ -6,23 +6,36 @@ ranks share cores and caches, as they do in training.
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from raypack.calibrate.fit import Series
 from raypack.calibrate.result import Measurements, Wanted, check_equal
-from raypack.calibrate.round_cost import measure_rounds, train_settings
-from raypack.calibrate.stopwatch import Stopwatch
 from raypack.comm.groups import Groups, backend_for
+from raypack.comm.ledger import Ledger
+from raypack.comm.wire import Wire
+from raypack.config import ModelConfig, TrainSection
 from raypack.cost.flops import TRAIN_PASSES, causal_pairs
 from raypack.kernels.attention import attention, select_backend
-from raypack.plan.topology import Topology
+from raypack.plan.plan import Placement, Plan, Round
+from raypack.plan.topology import Block, Topology
+from raypack.training.optimizer import build_optimizer
+from raypack.training.parameters import build_parameters
+from raypack.training.step import Trainer, train_step
+from raypack.training.work import prepare
 
 KIB, MIB = 1024, 1024**2
+WARM_UP = 2
+# Of the training steps that are timed: how many rounds they have, and tokens of each rank in a round.
+ROUNDS = (1, 2, 4)
+TOKENS = 2
 
 
 @dataclass(frozen=True)
@@ -146,3 +159,92 @@ def _exchanges(watch: Stopwatch, group: dist.ProcessGroup, peers: Sequence[int],
         amounts.append(float(len(send)))
         seconds.append(watch.seconds(call))
     return Series(tuple(amounts), tuple(seconds))
+
+
+def measure_rounds(groups: Groups, watch: Stopwatch, model: ModelConfig, train: TrainSection) -> Series:
+    """Seconds of training steps by their number of rounds, on every rank of `groups`.
+
+    The slope of the line through them is `round_seconds`, what a round costs besides its work: kernel launches of all
+    layers, gradient collection, parameter gathers where sharded. It depends on the model, so it is measured only for a
+    given one. Every rank holds one sample of `TOKENS` tokens a round, so there is next to no work and no exchange.
+    """
+    topology, rank, device = groups.topology, groups.rank, watch.device
+    parameters = build_parameters(model, train, 0, groups, device)
+    trainer = Trainer(
+        parameters,
+        build_optimizer(parameters.masters, train),
+        train,
+        1,
+        Wire(groups, Ledger(topology, rank)),
+        groups,
+        device,
+    )
+    seconds = []
+    for count in ROUNDS:
+        work = prepare(empty_plan(topology.nodes, count), topology, rank, model, _first_tokens)
+        seconds.append(watch.seconds(partial(train_step, trainer, work)))
+    return Series(tuple(map(float, ROUNDS)), tuple(seconds))
+
+
+def empty_plan(nodes: tuple[int, ...], rounds: int) -> Plan:
+    """`rounds` rounds in which each rank alone holds one sample of `TOKENS` tokens."""
+    world = sum(nodes)
+    alone = [Block(rank, 1) for rank in range(world)]
+    return Plan(
+        nodes,
+        tuple(
+            Round(tuple(Placement(number * world + b.first, TOKENS, b, b, TOKENS - 1) for b in alone))
+            for number in range(rounds)
+        ),
+    )
+
+
+def _first_tokens(
+    samples: np.ndarray, lengths: np.ndarray, lows: np.ndarray, highs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token 0 everywhere; a label of 0 on all but a sample's last token."""
+    ends = np.repeat(lengths, highs - lows)
+    count = int((highs - lows).sum())
+    positions = np.concatenate([np.arange(low, high) for low, high in zip(lows, highs, strict=True)] or [np.zeros(0)])
+    return np.zeros(count, dtype=np.int64), np.where(positions + 1 < ends, 0, -100).astype(np.int64)
+
+
+def train_settings(device: torch.device, shard: str) -> TrainSection:
+    """As a run would train on this device."""
+    dtype = "bfloat16" if device.type == "cuda" else "float32"
+    return TrainSection.model_validate({"dtype": dtype, "shard": shard})
+
+
+class Stopwatch:
+    """Times a call on all ranks together. Every rank makes the same calls in the same order.
+
+    Args:
+        host: CPU group of all ranks; None in a world of one.
+        device: what a call runs on; waited for before and after it.
+        repeats: timed calls, after `WARM_UP` that are not counted.
+    """
+
+    def __init__(self, host: dist.ProcessGroup | None, device: torch.device, repeats: int) -> None:
+        self.host, self.device, self.repeats = host, device, repeats
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Median over the repeats of the slowest rank's seconds: the same on every rank."""
+        for _ in range(WARM_UP):
+            self._once(call)
+        return statistics.median(self._once(call) for _ in range(self.repeats))
+
+    def _once(self, call: Callable[[], object]) -> float:
+        self._wait()
+        if self.host is not None:
+            dist.barrier(self.host)
+        started = time.perf_counter()
+        call()
+        self._wait()
+        spent = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+        if self.host is not None:
+            dist.all_reduce(spent, op=dist.ReduceOp.MAX, group=self.host)
+        return float(spent)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

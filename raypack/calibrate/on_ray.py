@@ -15,7 +15,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from raypack.calibrate.measure import measure
 from raypack.calibrate.result import Measurements, Wanted
 from raypack.config import Config, RunSection, TimeoutSection, TopologySection
-from raypack.driver.preflight import check_resources
+from raypack.driver.nodes import check_resources
 from raypack.driver.ray_cluster import connected
 from raypack.errors import RaypackError
 from raypack.plan.places import topology_of

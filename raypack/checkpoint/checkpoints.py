@@ -2,7 +2,7 @@
 
 Saving copies this rank's share of the tensors to host memory and returns; a thread writes the copy while training goes
 on. Its collectives have a process group of their own, `Groups.storage`. Where checkpoints lie and how they become
-visible: `storage`; what `state.json` says: `checkpoint_state`. DCP unpickles its own metadata: load checkpoints only
+visible: `storage`; what `state.json` says: `state`. DCP unpickles its own metadata: load checkpoints only
 from storage you trust.
 """
 
@@ -18,14 +18,12 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from raypack.checkpoint.staging import Stage, Tensors, share, tensors_of
-from raypack.checkpoint.state import RunState, newest
-from raypack.checkpoint.storage import Store, folder_name, locate
+from raypack.checkpoint.addresses import locate
+from raypack.checkpoint.staging import Stage, Tensors, Trained, share, tensors_of
+from raypack.checkpoint.state import RunState
+from raypack.checkpoint.storage import Store, folder_name
 from raypack.comm.agreement import agree
 from raypack.errors import RaypackError
-from raypack.training.step import Trainer
-
-__all__ = ["Checkpoints", "RunState", "load", "newest"]
 
 # How long a loop that ends, in an orderly way or not, waits for a write that nobody asks for any more.
 CLOSE_SECONDS = 5.0
@@ -50,7 +48,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Trained,
         store: Store,
         keep: int,
         before_publish: Callable[[int], None] | None = None,
@@ -177,7 +175,7 @@ class _Flight:
         return self.done
 
 
-def load(trainer: Trainer, address: str | os.PathLike[str]) -> RunState:
+def load(trainer: Trained, address: str | os.PathLike[str]) -> RunState:
     """Read the checkpoint at a path or URL, of any world size, into the trainer. Every rank calls it.
 
     Raises:

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from raypack.training.step import Trainer
+from raypack.comm.groups import Groups
 
 Tensors = dict[str, torch.Tensor]
 
 
-def tensors_of(trainer: Trainer) -> Tensors:
+class Weights(Protocol):
+    """A model's parameters as they are trained, whole or this rank's share of them."""
+
+    @property
+    def masters(self) -> Mapping[str, torch.Tensor]:
+        """What the optimizer updates, by name."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Whose buffers (router biases) are saved too."""
+
+    def publish(self) -> None:
+        """Bring the model up to date with the masters."""
+
+
+class Trained(Protocol):
+    """What one rank saves and loads. `groups` = None in a world of one."""
+
+    @property
+    def parameters(self) -> Weights: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def groups(self) -> Groups | None: ...
+
+
+def tensors_of(trainer: Trained) -> Tensors:
     """Masters, router biases and optimizer moments (made, as zeros, where no step has been taken), by name."""
     named = {f"masters.{name}": p.detach() for name, p in trainer.parameters.masters.items()}
     named.update({f"buffers.{name}": b for name, b in trainer.parameters.model.named_buffers()})

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raypack.checkpoint.storage import STATE_FILE, Store, is_url, locate, reason
+from raypack.checkpoint.addresses import locate
+from raypack.checkpoint.storage import STATE_FILE, Store, is_url, reason, step_of
 from raypack.comm.agreement import digest_of
 from raypack.config import Config, DataSection, ModelConfig, Section
 from raypack.errors import RaypackError
@@ -144,6 +145,15 @@ def newest(store: Store) -> tuple[str | None, list[str]]:
         else:
             return store.address_of(name), notes
     return None, notes
+
+
+def newest_step(store: Store) -> int:
+    """Step of the newest complete checkpoint; -1 where there is none, or where the storage does not answer."""
+    try:
+        found, _ = newest(store)
+    except RaypackError:
+        return -1
+    return step_of(locate(found)[1]) if found else -1
 
 
 def check_same(address: str, state: RunState, config: Config, corpus: str) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, StorageReader, StorageWriter
 
-from raypack.config import Config
 from raypack.errors import RaypackError
 
 FOLDER, STATE_FILE = "checkpoints", "state.json"
@@ -38,25 +37,9 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def open_store(address: str | os.PathLike[str]) -> Store:
-    """The store at a directory or URL; nothing is created yet.
-
-    Raises:
-        RaypackError: a URL that pyarrow cannot open.
-    """
-    text = os.fspath(address)
-    if not is_url(text):
-        return LocalStore(Path(text))
-    from raypack.checkpoint.objects import ObjectStore  # most runs need no pyarrow
-
-    return ObjectStore(text)
-
-
-def locate(address: str | os.PathLike[str]) -> tuple[Store, str]:
-    """The store that holds the checkpoint at `address`, and the checkpoint's name in it."""
-    path, mark, query = split(os.fspath(address))
-    parent, _, name = path.rstrip("/").rpartition("/")
-    return open_store((parent or ".") + mark + query), name
+def step_of(name: str) -> int:
+    """Of a checkpoint's folder."""
+    return int(name.removeprefix("step-"))
 
 
 def split(address: str) -> tuple[str, str, str]:
@@ -72,29 +55,10 @@ class Store(ABC):
 
     address: str
 
-    @staticmethod
-    def of(config: Config, run_dir: Path) -> Store:
-        """Where the run in `run_dir` keeps its checkpoints."""
-        root = config.train.checkpoint_root
-        if not root:
-            return LocalStore(run_dir / FOLDER)
-        path, mark, query = split(root)
-        return open_store(f"{path.rstrip('/')}/{run_dir.name}{mark}{query}")
-
-    def newest_step(self) -> int:
-        """Step of the newest complete checkpoint; -1 where there is none, or where the storage does not answer."""
-        from raypack.checkpoint.state import newest
-
-        try:
-            found, _ = newest(self)
-        except RaypackError:
-            return -1
-        return int(locate(found)[1].removeprefix("step-")) if found else -1
-
     def names(self) -> list[str]:
         """What may be checkpoints, newest first."""
         found = [name for name in self.listed() if NAME.fullmatch(name)]
-        return sorted(found, key=lambda name: int(name.removeprefix("step-")), reverse=True)
+        return sorted(found, key=step_of, reverse=True)
 
     @abstractmethod
     def listed(self) -> list[str]:

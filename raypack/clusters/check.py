@@ -1,14 +1,12 @@
 """Can a cluster hold a run? Pure comparison of what a run asks for with the node types that a cluster may have.
 
 What Ray itself does with a request that no node type can meet is to wait for ever; here it becomes one line before
-anything starts. `cluster_file` and `cluster_live` say what a cluster is.
+anything starts. `clusters.files` and `driver.nodes` say what a cluster is.
 """
 
 from __future__ import annotations
 
 import math
-import posixpath
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +16,6 @@ from raypack.config import Config, TopologySection, load_cluster
 EPSILON = 1e-9
 #: seconds that a cloud takes for a GPU machine, a container image and its setup; assumed, not measured
 BOOT_SECONDS = 300.0
-URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,17 +42,13 @@ class ClusterShape:
         source: the file or address, for messages.
         types: the head's among them.
         nodes_max: nodes of all types together, the head included.
-        shared: paths at which every node sees the same storage; None = not known from a description.
-        unsure: paths that every node has, but whether it is one storage cannot be seen.
-        home: RAYPACK_HOME of every node; empty = not set, or not the same.
+        live: it runs, and its nodes themselves are asked for the run's places.
     """
 
     source: str
     types: tuple[NodeType, ...]
     nodes_max: int
-    shared: tuple[str, ...] | None = ()
-    unsure: tuple[str, ...] = ()
-    home: str = ""
+    live: bool = False
 
     def workers(self, topology: TopologySection, ready: bool = False) -> int:
         """Workers that fit when the cluster is as large as it may be; `ready`: on the nodes that are always there."""
@@ -156,46 +149,18 @@ def _amounts(cpus: float, gpus: float) -> str:
 
 
 def _unshared(config: Config, cluster: ClusterShape) -> Iterator[Fault]:
-    if cluster.shared is None or cluster.nodes_max < 2:
+    if cluster.live or cluster.nodes_max < 2:
         return
-    for key, given, path in _places(config, cluster.home):
-        if given.startswith("~"):
-            yield Fault("storage", f"{key} = {given!r} is each node's own: give an absolute path on shared storage")
-        elif path == "":
-            yield Fault(
-                "storage",
-                f"{key} = {given!r} is not absolute, and {cluster.source} sets no RAYPACK_HOME that is the same on all "
-                "nodes: give a path on shared storage, or set RAYPACK_HOME to one where Ray is started",
-            )
-        elif not URI.match(path) and not _below(path, cluster.shared + cluster.unsure):
-            there = ", ".join(cluster.shared + cluster.unsure) or "nothing"
-            yield Fault(
-                "storage",
-                f"{key} = {given!r} is {path} on the nodes, on no storage that they share ({cluster.source} mounts "
-                f"{there}): put it below such a path, or mount storage there on the head and on every worker",
-            )
+    for key, path in _places(config):
+        if path.startswith("~"):
+            yield Fault("storage", f"{key} = {path!r} is each node's own: give an absolute path on shared storage")
 
 
-def _places(config: Config, home: str) -> Iterator[tuple[str, str, str]]:
-    """`(key, value, absolute path on the nodes)` of what every node must see; the path is empty where unknown."""
-    yield "run.root", config.run.root, _resolve(config.run.root, home)
-    yield "data.corpus", config.data.corpus, _resolve(config.data.corpus or "corpora", home)
-    if root := config.train.checkpoint_root:
-        yield "train.checkpoint_root", root, _resolve(root, home)
-    if config.run.resume not in ("auto", "never"):
-        yield "run.resume", config.run.resume, _resolve(config.run.resume, home)
-
-
-def _resolve(path: str, home: str) -> str:
-    if URI.match(path):
-        return path
-    if not path.startswith(("/", "~")) and home:
-        path = posixpath.join(home, path)
-    return posixpath.normpath(path) if path.startswith("/") else ""
-
-
-def _below(path: str, tops: tuple[str, ...]) -> bool:
-    return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)
+def _places(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings that name what every node must see."""
+    yield "run.root", config.run.root
+    yield "data.corpus", config.data.corpus
+    yield "run.resume", config.run.resume
 
 
 def _notes(config: Config, cluster: ClusterShape, needed: int, fitting: int, ready: int) -> Iterator[str]:
@@ -221,7 +186,8 @@ def _notes(config: Config, cluster: ClusterShape, needed: int, fitting: int, rea
             f"{ready} of {needed} workers fit on nodes that are always there: the others boot within timeouts.start = "
             f"{config.timeouts.start:g} s or the start fails; raise it, or min_workers (minReplicas)"
         )
-    if cluster.shared is not None and cluster.nodes_max > 1:
-        for key, _, path in _places(config, cluster.home):
-            if path and not _below(path, cluster.shared) and _below(path, cluster.unsure):
-                yield f"{key}: {path} is a directory of each host; that it is shared storage cannot be seen from here"
+    if not cluster.live and cluster.nodes_max > 1:
+        yield (
+            "whether all nodes share the storage of runs, corpus and checkpoints no file can say: ask the running "
+            "cluster, `raypack cluster check RUN.toml --address HOST:PORT`"
+        )

@@ -1,7 +1,8 @@
 """What a cluster file offers: a Ray cluster launcher YAML, or a KubeRay RayCluster or RayJob manifest.
 
 Both are brought into the form in which Ray's own autoscaler reads them, by Ray's own code, so that a node counts here
-for exactly what it will count for there.
+for exactly what it will count for there. That code is private to Ray and imported here only, when a file is read:
+neither Ray Train nor torch comes with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 import yaml
 
 from raypack.clusters.check import ClusterShape, NodeType
-from raypack.clusters.mounts import launcher_home, launcher_paths, pod_home, pod_paths
 from raypack.errors import RaypackError
 
 KUBERAY_GROUP = "ray.io/"
@@ -58,15 +58,7 @@ def _from_launcher(source: str, config: dict[str, Any]) -> ClusterShape:
             f"{source}: provider local does not say what a machine offers; start the cluster and give --address"
         )
     ready = _validated(source, config)
-    shared, unsure = launcher_paths(config)
-    return ClusterShape(
-        source=source,
-        types=_node_types(source, ready),
-        nodes_max=int(ready["max_workers"]) + 1,
-        shared=shared,
-        unsure=unsure,
-        home=launcher_home(config),
-    )
+    return ClusterShape(source, _node_types(source, ready), nodes_max=int(ready["max_workers"]) + 1)
 
 
 def _validated(source: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -90,17 +82,7 @@ def _from_manifest(source: str, manifest: dict[str, Any]) -> ClusterShape:
     spec = _cluster_spec(source, manifest)
     config = _as_autoscaler_config(source, manifest, spec)
     types = _node_types(source, config)
-    groups = [spec["headGroupSpec"], *spec.get("workerGroupSpecs", [])]
-    pods = [group["template"]["spec"] for group in groups]
-    shared, unsure = pod_paths(pods)
-    return ClusterShape(
-        source=source,
-        types=types,
-        nodes_max=sum(kind.most for kind in types),
-        shared=shared,
-        unsure=unsure,
-        home=pod_home(pods),
-    )
+    return ClusterShape(source, types, nodes_max=sum(kind.most for kind in types))
 
 
 def _cluster_spec(source: str, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +101,7 @@ def _cluster_spec(source: str, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_autoscaler_config(source: str, manifest: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    # Private to Ray: the only code that turns pod resources into Ray's, and what runs in the head pod.
+    # The only code that turns pod resources into Ray's, and what runs in the head pod.
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
     spec = copy.deepcopy(spec)

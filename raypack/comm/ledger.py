@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ class Ledger:
     rank: int
     exchanged: Counter[tuple[str, str]] = field(default_factory=Counter)
     collected: Counter[tuple[str, str]] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def count_exchange(self, site: str, block: Block, vectors: Sequence[int], vector_bytes: int) -> None:
         """`vectors[i]` vectors of `vector_bytes` go to rank `block.first + i`."""
@@ -57,5 +57,5 @@ class Ledger:
     def take(self) -> Ledger:
         """The counters so far, as a record of their own; this one starts again at zero."""
         taken = Ledger(self.topology, self.rank, self.exchanged, self.collected, self.seconds)
-        self.exchanged, self.collected, self.seconds = Counter(), Counter(), Counter()
+        self.exchanged, self.collected, self.seconds = Counter(), Counter(), defaultdict(float)
         return taken

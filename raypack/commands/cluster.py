@@ -47,8 +47,8 @@ def check(
 ) -> None:
     """Does the cluster hold the run of this file or preset? Exit code 0 = yes, 2 = no, with one line for each fault.
 
-    Looks for workers that no node type can hold, too few nodes at the cluster's largest, and places of the run that the
-    nodes do not share. A file is only read: no cloud is asked whether it has such machines.
+    Looks for workers that no node type can hold and too few nodes at the cluster's largest; with --address also for
+    places of the run that a node does not see. A file is only read: no cloud is asked whether it has such machines.
     """
     if cluster_file and address:
         raise RaypackError("--cluster-file and --address: give one of them")
@@ -71,7 +71,7 @@ def _report(config: Config, cluster_file: str, address: str | None) -> tuple[Rep
     if address is None:
         shape = read_cluster_file(cluster_file)
         return check_cluster(config, shape), shape
-    from raypack.driver.live_cluster import read_live_cluster  # Ray and torch: seconds, and not for a file
+    from raypack.driver.nodes import read_live_cluster  # Ray and torch: seconds, and not for a file
 
     found: list[Fault]
     shape, found = read_live_cluster(config, address)
@@ -92,7 +92,6 @@ def _data(report: Report, shape: ClusterShape) -> dict[str, Any]:
             {"name": kind.name, "cpus": kind.cpus, "gpus": kind.gpus, "nodes_min": kind.least, "nodes_max": kind.most}
             for kind in shape.types
         ],
-        "shared_paths": None if shape.shared is None else list(shape.shared),
         "faults": [fault._asdict() for fault in report.faults],
         "notes": list(report.notes),
     }

@@ -20,8 +20,7 @@ from raypack.commands.common import (
 )
 from raypack.data.build import build_corpus
 from raypack.data.corpus import Corpus, CorpusHeader
-from raypack.data.lengths import READERS, read_lengths
-from raypack.data.stats import LengthStatistics, length_statistics
+from raypack.data.lengths import READERS, LengthStatistics, length_statistics, read_lengths
 from raypack.data.tokenizer import TOKENIZERS
 from raypack.registry import FOREIGN
 

@@ -23,7 +23,7 @@ from raypack.commands.common import (
 from raypack.errors import RaypackError
 from raypack.files import write_file
 from raypack.report.console import summary_table
-from raypack.report.stored_run import StoredRun
+from raypack.report.stored import StoredRun
 from raypack.report.view import RunView
 
 # matplotlib, the planner and corpora take a second to import; only pages, pictures and plans need them.
@@ -82,7 +82,8 @@ def inspect(
 
 
 def _follow(run: Path, console: Console) -> None:
-    from raypack.observe.tail import follow, is_live, steps_of
+    from raypack.observe.run_files import is_live, steps_of
+    from raypack.observe.steps import follow
 
     if not is_live(run):
         console.print(f"{run} does not run any more", highlight=False)
@@ -106,15 +107,14 @@ def _summarise(run: StoredRun, page: str | None, console: Console, json_target: 
 
 
 def _compare(runs: Sequence[StoredRun], page: str | None, console: Console, json_target: str | None) -> None:
-    from raypack.report.compare import compare
-    from raypack.report.compare_table import comparison_text
+    from raypack.report.compare import compare, comparison_text
 
     made = compare(runs)
     console.print(comparison_text(made, console.width), highlight=False)
     if json_target is not None:
         write_json(made.to_data(), json_target)
     if page:
-        from raypack.report.compare_page import comparison_page
+        from raypack.report.page import comparison_page
 
         write_file(page, comparison_page(runs, made))
 
@@ -130,7 +130,7 @@ def _draw_curves(runs: Sequence[StoredRun], picture: str) -> None:
 def _show_plan(
     run: StoredRun, step: int, page: str | None, picture: str | None, console: Console, json_target: str | None
 ) -> None:
-    from raypack.report.stored_plan import costing, plan_of, plan_table, run_config
+    from raypack.report.stored import costing, plan_of, plan_table, run_config
 
     plan, where = plan_of(run.folder, step, run.records)
     console.print(plan_table(plan, where))
@@ -150,7 +150,7 @@ def _drawn(run: Path, plan: Plan, where: str) -> tuple[Plot, str]:
     """The plan as a plot of the page, and its table as text."""
     from raypack.report.pictures import plan_figure
     from raypack.report.plots import Plot, svg_text
-    from raypack.report.stored_plan import costing, plan_table, run_config
+    from raypack.report.stored import costing, plan_table, run_config
 
     title = f"Plan of step {plan.step}"
     about = f"Ranks down, time across, as the cost model sees it; {where}."

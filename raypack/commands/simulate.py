@@ -130,7 +130,7 @@ def check_picture_step(picture: str | None, picture_step: int, steps: int) -> No
 def draw(run: Replay, picture: str, picture_step: int | None) -> None:
     # matplotlib takes most of a second to import; only pictures need it.
     if picture_step is None:
-        from raypack.report.policy_chart import draw_policies
+        from raypack.simulate.policy_chart import draw_policies
 
         draw_policies(run, picture)
     else:

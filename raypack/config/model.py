@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import cycle, islice
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from raypack.config.section import Section
 from raypack.config.units import Experts, Features, Heads, Layers, Place, Plain, Share, Title, Tokens, Unit
+from raypack.plan.names import LAYER_KINDS
 
 
 class ModelConfig(Section):
@@ -21,6 +22,11 @@ class ModelConfig(Section):
         "FSSS",
         max_length=1000,
         description="layer kinds, repeated; F full attention, S sliding window, L linear attention",
+    )
+    own_layers: str = Field(
+        "",
+        max_length=1000,
+        description="layer kinds of one's own; LETTER=package.module:object, with commas between several",
     )
     layers: Layers = Field(8, ge=1, description="number of layers")
     width: Features = Field(128, ge=1, description="hidden size: features of a token between the layers")
@@ -57,16 +63,12 @@ class ModelConfig(Section):
     norm_eps: Plain = Field(1e-6, gt=0, le=1, description="added to the mean square inside RMSNorm")
     dropout: Share = Field(0.0, ge=0, description="must be 0; a mask that fits every plan is not there")
 
-    @field_validator("pattern")
-    @classmethod
-    def _known_kinds(cls, pattern: str) -> str:
-        unknown = sorted(set(pattern) - set("FSL"))
-        if not pattern or unknown:
-            raise ValueError("must be made of F (full), S (sliding window) and L (linear)")
-        return pattern
-
     @model_validator(mode="after")
     def _possible(self) -> ModelConfig:
+        unknown = sorted(set(self.pattern) - set(LAYER_KINDS) - set(self.own_kinds))
+        if not self.pattern or unknown:
+            known = ", ".join(f"{letter} ({name})" for letter, name in LAYER_KINDS.items())
+            raise ValueError(f"pattern = {self.pattern!r} must be made of {known}, or of letters that own_layers names")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads = {self.heads} must be a multiple of kv_heads = {self.kv_heads}")
         if self.head_dim % 2:
@@ -88,3 +90,21 @@ class ModelConfig(Section):
     def kinds(self) -> str:
         """The kind of every layer, first to last."""
         return "".join(islice(cycle(self.pattern), self.layers))
+
+    @property
+    def own_kinds(self) -> dict[str, str]:
+        """`own_layers` by letter.
+
+        Raises:
+            ValueError: an entry that is no LETTER=package.module:object.
+        """
+        found = {}
+        for entry in filter(None, self.own_layers.replace(" ", "").split(",")):
+            letter, _, name = entry.partition("=")
+            if len(letter) != 1 or not letter.isupper() or letter in LAYER_KINDS or ":" not in name:
+                raise ValueError(
+                    f"own_layers: {entry!r} must be LETTER=package.module:object with a letter that is not one of "
+                    f"{', '.join(LAYER_KINDS)}"
+                )
+            found[letter] = name
+        return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -43,14 +42,17 @@ def settings_of(kind: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     """Every setting of a model and of the models in it, in the order in which they are declared."""
     for name, field in kind.model_fields.items():
         path = f"{prefix}.{name}" if prefix else name
-        if _is_section(field.annotation):
-            yield from settings_of(field.annotation, path)
+        section = _section_of(field)
+        if section is not None:
+            yield from settings_of(section, path)
         else:
             yield _setting(path, field)
 
 
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model that a field holds; None for a value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _setting(path: str, field: FieldInfo) -> Setting:
@@ -118,8 +120,8 @@ def first_fault(error: ValidationError, where: str = "", kind: type[BaseModel] =
 def _fields_at(kind: type[BaseModel], inside: list[str]) -> dict[str, FieldInfo]:
     fields = dict(kind.model_fields)
     for part in inside:
-        below = fields[part].annotation if part in fields else NoneType
-        if not (isinstance(below, type) and issubclass(below, BaseModel)):
+        below = _section_of(fields[part]) if part in fields else None
+        if below is None:
             return {}
         fields = dict(below.model_fields)
     return fields

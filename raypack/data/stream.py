@@ -33,7 +33,6 @@ class StreamCounts:
     samples: int
     tokens: int
     truncated: int
-    tokens_cut: int
     skipped_long: int
     skipped_short: int
 
@@ -155,7 +154,6 @@ def usable_samples(given: Samples, max_sample_tokens: int, long_documents: str) 
         samples=int(kept.sum()),
         tokens=int(lengths[kept].sum()),
         truncated=int((long & kept).sum()),
-        tokens_cut=int((given.lengths - lengths)[kept].sum()),
         skipped_long=skipped_long,
         skipped_short=int(short.sum()),
     )

@@ -12,9 +12,8 @@ from raypack.checkpoint.state import RunState
 from raypack.checkpoint.storage import is_url
 from raypack.config import Config
 from raypack.data.corpus import Corpus
-from raypack.driver.launch import Prepared, prepare_run
-from raypack.driver.preflight import planned_topology
-from raypack.driver.preflight_storage import check_storage
+from raypack.driver.nodes import check_storage
+from raypack.driver.preflight import Prepared, planned_topology, prepare_run
 from raypack.driver.ray_cluster import address_of
 from raypack.driver.rundir import check_writable
 from raypack.plan.plan import Placement, Plan

@@ -1,33 +1,40 @@
-"""What Ray Train's controller does for a run: number the worker groups, warn them, and say where they were.
+"""What Ray Train's controller does for a run: number the worker groups, warn them, size them, say where they were.
 
 Ray kills workers at a scheduled resize without notice, and tells them of a preemption only if they ask together. Here
 the controller itself asks all ranks to save and leave, through their processes' main threads, so that nothing done is
-lost (`loop` agrees on the step). What may be tried again is judged in `verdicts`, the size of a group in `room`.
-
-Written against Ray 2.60: the callback classes are Ray Train's developer API.
+lost (`training.loop` agrees on the step). And Ray's own count of nodes is late by as much as a node's death takes to be
+noticed: a group sized by it waits in vain. What may be tried again is judged in `failures`.
 """
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.train import WorkerGroupError
-from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
-from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
-from ray.train.v2._internal.execution.controller.controller import TrainController
-from ray.train.v2._internal.execution.controller.state import PreemptingState, ResizingState
-from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
 from raypack.comm.faults import is_echo
 from raypack.config import Config
-from raypack.driver.ending import is_death, reason_of
-from raypack.driver.room import NodesInReach
-from raypack.driver.verdicts import RunFailures, is_leaving
+from raypack.driver.failures import is_death, is_leaving, reason_of
+from raypack.driver.ray_internals import (
+    ControllerCallback,
+    NoopDecision,
+    PreemptingState,
+    ResizingState,
+    ScalingConfig,
+    ScalingDecision,
+    SizePolicy,
+    WorkerGroupCallback,
+    WorkerGroupError,
+    decided_size,
+    start_whole_groups,
+)
+from raypack.errors import RaypackError
 from raypack.observe.attempts import AttemptLog
 from raypack.training.progress import (
     ANSWER_SECONDS,
@@ -41,22 +48,8 @@ from raypack.training.progress import (
 
 LEFT, LATE = "left as asked", "was asked to leave, and ended before it had"
 POLL_SECONDS = 0.1
-
-
-class WholeGroup(WorkerGroup):  # type: ignore[misc]
-    """A worker group that is there or not: Ray leaves workers and their room behind where one dies late in its start,
-    and the next group waits for that room."""
-
-    def _start(self) -> None:
-        try:
-            super()._start()
-        except Exception as error:
-            if self.has_started():
-                self._worker_group_state.shutdown()
-                self._clear_state()
-            if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.GetTimeoutError):
-                raise WorkerGroupStartupFailedError(f"a worker did not start: {reason_of(error)}") from error
-            raise
+PROBE_SECONDS = 2.0
+PROBES_AT_ONCE = 32
 
 
 class WorkerGroups(ControllerCallback, WorkerGroupCallback):
@@ -73,7 +66,7 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
         self._asked = self._ended = self._late = False
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        TrainController.worker_group_cls = WholeGroup  # in the controller's own process
+        start_whole_groups()
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         self._attempt += 1
@@ -90,7 +83,7 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
             info = current_state.preemption_info
             self._ask(f"ranks {', '.join(map(str, info.preempted_ranks))} are on nodes that will be taken away")
         elif isinstance(current_state, ResizingState):
-            self._ask(f"resize to {current_state.scaling_decision.num_workers} workers")
+            self._ask(f"resize to {decided_size(current_state.scaling_decision)} workers")
             self._wait_until_left()
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
@@ -153,23 +146,66 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
         return found
 
 
-class RunTrainer(TorchTrainer):  # type: ignore[misc]
-    """Ray's trainer with this run's policies; leaves Ctrl-C to the driver.
+class NodesInReach(SizePolicy):
+    """Ray's elastic policy, which starts groups only on nodes that answer and stay.
 
-    Ray's own handler of Ctrl-C waits for a controller that may be busy starting workers.
+    It gives up after `timeouts.nodes` seconds without enough of them. It grows when two looks in a row find room for
+    the same number: nodes come one by one, and each resize is a restart. A running group shrinks where Ray's count does
+    or a node will be taken away; of one that is gone, its workers' failure tells.
     """
 
-    def __init__(self, *args: Any, run: Config, run_dir: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._run, self._run_dir = run, run_dir
+    def __init__(self, scaling_config: ScalingConfig, wait_seconds: float) -> None:
+        super().__init__(scaling_config)
+        self._wait_seconds = wait_seconds
+        self._short_since: float | None = None
+        self._room = 0
 
-    def _initialize_and_run_controller(self, **controller_init_kwargs: Any) -> Any:
-        failures = RunFailures(self.run_config.failure_config, self._run, self._run_dir)
-        controller_init_kwargs.update(failure_policy=failures)
-        if self._run.topology.elastic:
-            room = NodesInReach(self.scaling_config, self._run.timeouts.nodes)
-            controller_init_kwargs.update(scaling_policy=room)
-        return super()._initialize_and_run_controller(**controller_init_kwargs)
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        looked = self.looked
+        decision = super().make_decision_for_running_worker_group(worker_group_state, worker_group_status)
+        if self.looked == looked:
+            return decision  # it is not time yet
+        room = decided_size(decision)
+        grows, before = room > worker_group_state.num_workers, self._room
+        self._room = room
+        if grows and (room != before or self.room_on(nodes_in_reach()) != room):
+            return NoopDecision()
+        return decision
 
-    def _register_sigint_handler(self, controller: Any) -> None:
-        pass
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._room = 0
+        decision = super().make_decision_for_non_running_worker_group()
+        if not isinstance(decision, NoopDecision):
+            room = self.room_on(nodes_in_reach())  # Ray's own count may hold dead ones
+            decision = self.resize_to(room) if room >= self.scaling_config.min_workers else NoopDecision()
+        if not isinstance(decision, NoopDecision):
+            self._short_since = None
+            return decision
+        now = time.monotonic()
+        self._short_since = now if self._short_since is None else self._short_since
+        if now - self._short_since > self._wait_seconds:
+            raise RaypackError(
+                f"waited timeouts.nodes = {self._wait_seconds:g} s for nodes that hold topology.workers_min = "
+                f"{self.scaling_config.min_workers} workers: add nodes, or lower topology.workers_min"
+            )
+        time.sleep(POLL_SECONDS)  # the controller asks again at once
+        return decision
+
+
+def nodes_in_reach() -> set[str]:
+    """Ids of the nodes whose raylet answers."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    with ThreadPoolExecutor(PROBES_AT_ONCE) as threads:
+        answers = list(threads.map(_answers, nodes))
+    return {node["NodeID"] for node, there in zip(nodes, answers, strict=True) if there}
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    try:
+        address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+        socket.create_connection(address, timeout=PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from raypack.checkpoint.addresses import store_of
 from raypack.checkpoint.state import newest
-from raypack.checkpoint.storage import Store, is_url
+from raypack.checkpoint.storage import is_url
 from raypack.config import Config
 from raypack.errors import RaypackError
 from raypack.files import JOB_MARK
@@ -67,7 +68,7 @@ def _whole(name: str, text: str) -> Line:
 def _checkpoint(config: Config, run_dir: Path) -> tuple[str, str]:
     """Address of the newest one, else why there is none."""
     try:
-        found, _ = newest(Store.of(config, run_dir))
+        found, _ = newest(store_of(config, run_dir))
     except RaypackError as error:
         return "", str(error)
     if found is not None:

@@ -6,45 +6,40 @@ It runs where the job's entrypoint runs and holds no tensor.
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
-from rich.console import Console
 
 from raypack.config import Config
-from raypack.data.corpus import Corpus
-from raypack.data.default import default_corpus, default_corpus_path
-from raypack.data.stream import StreamCounts
-from raypack.driver.elastic import RunTrainer, WorkerGroups
-from raypack.driver.ending import reason_of
+from raypack.driver.elastic import NodesInReach, WorkerGroups
+from raypack.driver.failures import RunFailures, reason_of
 from raypack.driver.last_lines import FINISHED, last_lines, short
+from raypack.driver.nodes import check_names_everywhere, check_places, check_resources, check_storage
 from raypack.driver.planner import Planner
-from raypack.driver.preflight import (
-    check_checkpoint,
-    check_corpus_named,
-    check_machine,
-    check_names,
-    check_names_everywhere,
-    check_places,
-    check_plan,
-    check_resources,
-)
-from raypack.driver.preflight_storage import check_storage
+from raypack.driver.preflight import Prepared, prepare_run
 from raypack.driver.ray_cluster import address_of, connected
-from raypack.driver.rundir import held, resolve_run, resume_notes, write_config
-from raypack.driver.start_watch import StartWatch, living_workers
+from raypack.driver.ray_internals import (
+    FailureConfig,
+    PolicyTrainer,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerGroupError,
+    living_workers,
+)
+from raypack.driver.rundir import held, write_config
 from raypack.driver.worker import WorkerSettings, train_worker
 from raypack.errors import RaypackError
-from raypack.files import absolute
 from raypack.observe.attempts import last_reason
-from raypack.observe.death import cause_of_death
-from raypack.observe.observer import head_node_options, start_observer
+from raypack.observe.observer import cause_of_death, head_node_options, start_observer
 from raypack.observe.run_files import FAILURE_FILE
 from raypack.observe.steps import next_attempt
 from raypack.observe.summary import Summary
@@ -54,42 +49,8 @@ from raypack.training.loop import Job
 
 # Settings of the job script that a worker on another machine would not see.
 PASSED_ON = ("PYTORCH_CUDA_ALLOC_CONF",)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run that has passed every check which needs no Ray."""
-
-    config: Config
-    corpus: Path
-    run_dir: Path
-    resume: str | None
-    counts: StreamCounts
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the summary must know."""
-        counts, data, nodes = self.counts, self.config.data, self.config.topology.nodes
-        notes = [
-            f"{counts.samples} samples an epoch; {counts.truncated} truncated to {data.max_sample_tokens} tokens, "
-            f"{counts.skipped_long} longer and {counts.skipped_short} of one token skipped"
-        ]
-        if nodes:
-            notes.append(f"nodes are simulated: topology.nodes = {list(nodes)} in place of the machines")
-        if self.resume is not None:
-            notes.append(f"resumed from {self.resume}")
-        return [*notes, *resume_notes(self.config)]
-
-    @property
-    def fates(self) -> dict[str, int]:
-        """Documents of an epoch by what the length rules do to them (`observe.metrics.FATES`)."""
-        counts = self.counts
-        return {
-            "kept": counts.samples - counts.truncated,
-            "truncated": counts.truncated,
-            "skipped_long": counts.skipped_long,
-            "skipped_short": counts.skipped_short,
-        }
+# How often, in seconds, it is looked whether a worker has begun.
+ASK_SECONDS = 1.0
 
 
 def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
@@ -123,30 +84,6 @@ def launch(config: Config, view: RunView, typed: Sequence[str] = ()) -> None:
             view.say(line.text, line.indent)
         if ended is not None:
             raise ended
-
-
-def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
-    """Every check that needs no Ray; writes nothing but, on first use, the default corpus."""
-    bar = view is None  # else the view has a spinner
-    view = view or RunView(Console(quiet=True), config.run.steps)
-    check_corpus_named(config)
-    check_names(config)
-    if not address_of(config):
-        check_machine(config)
-    run_dir, resume = resolve_run(config)
-    built = not config.data.corpus and not default_corpus_path().exists()
-    with view.phase("corpus", "the embedded one is built, once" if built else "") as said:
-        path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=bar)
-        corpus = Corpus.open(path)
-        documents, tokens = corpus.header.documents, corpus.header.tokens
-        said.append(f"{path} {'built' if built else 'found'}: {documents:,} documents, {tokens:,} tokens")
-    with view.phase("checks") as said:
-        counts = check_plan(config, corpus)
-        if resume is not None:
-            check_checkpoint(resume, config, corpus)
-        run = Prepared(config, path, run_dir, resume, counts)
-        said.extend(run.notes)
-    return run
 
 
 def _train(run: Prepared, view: RunView) -> tuple[Summary | None, RaypackError | KeyboardInterrupt | None]:
@@ -199,7 +136,7 @@ def _run_attempts(run: Prepared, planner: Any, observer: Any, view: RunView) -> 
     if failure is not None:
         with suppress(OSError):  # a full disk may be why it failed
             (run.run_dir / FAILURE_FILE).write_text(f"{failure}\n", encoding="utf-8")
-        reason = last_reason(run.run_dir) if isinstance(failure, ray.train.WorkerGroupError) else ""
+        reason = last_reason(run.run_dir) if isinstance(failure, WorkerGroupError) else ""
         raise RaypackError(f"{reason or reason_of(failure)} (records and traceback: {run.run_dir})") from failure
 
 
@@ -221,41 +158,43 @@ def _write_page(run_dir: Path) -> str:
         return "left out, as it was interrupted"
 
 
-def _trainer(settings: WorkerSettings) -> RunTrainer:
+def _trainer(settings: WorkerSettings) -> PolicyTrainer:
     config, run_dir = settings.job.config, Path(settings.job.run_dir)
     topology = config.topology
     gpus = topology.gpus_per_worker
-    resources = {"CPU": topology.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-    groups = WorkerGroups(config, str(run_dir), settings.observer, settings.job.first_attempt)
-    return RunTrainer(
+    # Declared for callbacks of users; Ray takes its controller's own kind here too.
+    callbacks: list[Any] = [WorkerGroups(config, str(run_dir), settings.observer, settings.job.first_attempt)]
+    scaling = ScalingConfig(
+        num_workers=(topology.least, topology.workers) if topology.elastic else topology.workers,
+        elastic_resize_monitor_interval_s=topology.resize_seconds,
+        use_gpu=gpus > 0,
+        resources_per_worker={"CPU": topology.cpus_per_worker, **({"GPU": gpus} if gpus else {})},
+    )
+    endless = FailureConfig(max_failures=-1)  # `RunFailures` decides
+    return PolicyTrainer(
         train_worker,
         train_loop_config={"settings": settings},
-        scaling_config=ScalingConfig(
-            num_workers=(topology.least, topology.workers) if topology.elastic else topology.workers,
-            elastic_resize_monitor_interval_s=topology.resize_seconds,
-            use_gpu=gpus > 0,
-            resources_per_worker=resources,
-        ),
+        scaling_config=scaling,
         run_config=RunConfig(
             name=run_dir.name,
             storage_path=str(run_dir / ".ray_train"),
             worker_runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
-            failure_config=FailureConfig(max_failures=-1),  # `RunFailures` decides
-            callbacks=[groups],
+            failure_config=endless,
+            callbacks=callbacks,
         ),
         torch_config=TorchConfig(timeout_s=int(config.timeouts.collective)),
-        run=config,
-        run_dir=str(run_dir),
+        failures=RunFailures(endless, config, str(run_dir)),
+        sizes=NodesInReach(scaling, config.timeouts.nodes) if topology.elastic else None,
     )
 
 
-def _fit(trainer: RunTrainer) -> Exception | None:
+def _fit(trainer: PolicyTrainer) -> Exception | None:
     """Train; the error that ended it, if one did."""
     try:
         trainer.fit()
     except SystemExit:  # how a handler of Ray's own ends a run
         raise KeyboardInterrupt from None
-    except ray.train.TrainingFailedError as error:
+    except TrainingFailedError as error:
         return error
     except ray.exceptions.RayError as error:
         return error
@@ -271,3 +210,43 @@ def _wait(asked: Any, timeout: float, what: str) -> Any:
         raise RaypackError(f"{what}: {error.cause}") from None
     except ray.exceptions.RayError as error:
         raise RaypackError(f"{what}: {cause_of_death(str(error))}") from None
+
+
+class StartWatch:
+    """Context manager around the run, in the main thread: interrupts it where no worker has asked for a plan in time.
+
+    Raises:
+        RaypackError: on leaving, where the time was up.
+    """
+
+    def __init__(self, planner: Any, attempt: int, workers: int, timeout: float) -> None:
+        """`planner` = the actor; `timeout` in seconds."""
+        self._planner, self._attempt, self._workers, self._timeout = planner, attempt, workers, timeout
+        self._over, self._late = threading.Event(), False
+        self._thread = threading.Thread(target=self._watch, name="raypack-start", daemon=True)
+
+    def __enter__(self) -> StartWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(timeout=2 * ASK_SECONDS)
+        if self._late:
+            raise RaypackError(
+                f"waited timeouts.start = {self._timeout:g} s for {self._workers} workers to start: are the cluster's "
+                "CPUs or GPUs in use by others, or is it slow? Free them, or raise timeouts.start"
+            ) from None
+
+    def _watch(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not self._over.wait(ASK_SECONDS):
+            with suppress(ray.exceptions.RayError):
+                if ray.get(self._planner.begun.remote(self._attempt), timeout=ASK_SECONDS):
+                    return
+            if time.monotonic() > deadline:
+                self._late = True
+                os.kill(os.getpid(), signal.SIGINT)
+                return

@@ -1,9 +1,11 @@
-"""The planner actor: plans each step ahead of the workers and hands out references (docs/planning.md)."""
+"""The planner actor plans each step ahead of the workers and hands out references (docs/planning.md)."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,12 +14,13 @@ import ray
 from raypack.config import Config
 from raypack.data.corpus import Corpus
 from raypack.errors import RaypackError
-from raypack.plan.plan import StreamState
+from raypack.plan.plan import Plan, StreamState
 from raypack.plan.topology import Topology
-from raypack.planning.steps import StepPlanner
+from raypack.planning.steps import PlannedStep, StepPlanner
 
 # Planning is a step ahead of the workers, and on a small machine beside them: they go first.
 NICE = 19
+ASK_AGAIN = 3
 
 
 class PlannerActor:
@@ -94,3 +97,46 @@ class PlannerActor:
 
 
 Planner = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)(PlannerActor)  # type: ignore[call-overload]
+
+
+class PlanSource:
+    """A worker's way to the planner actor's plans (`training.feed.Plans`).
+
+    A plan lives in the planner's process until a node has pulled it. A planner that died meanwhile comes back and makes
+    the same plan again, so it is asked again, `ASK_AGAIN` times.
+    """
+
+    def __init__(self, actor: Any, attempt: int, topology: Topology, timeout: float) -> None:
+        self._actor, self._attempt, self._nodes, self._timeout = actor, attempt, topology.nodes, timeout
+
+    def step(self, step: int, before: StreamState) -> PlannedStep:
+        """Raises RaypackError: the planner's reason, or that it did not answer in time."""
+        planned: PlannedStep = self._get(
+            lambda: self._actor.plan.remote(self._attempt, self._nodes, step, before), f"the plan of step {step}"
+        )
+        return planned
+
+    def held_out(self) -> Plan | None:
+        plan: Plan | None = self._get(
+            lambda: self._actor.held_out.remote(self._nodes), "the plan of the held-out samples"
+        )
+        return plan
+
+    def _get(self, ask: Callable[[], Any], what: str) -> Any:
+        end = time.monotonic() + self._timeout
+        for left in range(ASK_AGAIN, -1, -1):
+            try:
+                (reference,) = ray.get(ask(), timeout=max(0.0, end - time.monotonic()))
+                return ray.get(reference, timeout=max(0.0, end - time.monotonic()))
+            except ray.exceptions.GetTimeoutError:
+                raise RaypackError(
+                    f"waited timeouts.plan = {self._timeout:g} s for {what} from the planner; is its node alive?"
+                ) from None
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                text = str(cause) if isinstance(cause, RaypackError) else f"{type(cause).__name__}: {cause}"
+                raise RaypackError(f"the planner could not make {what}: {text}") from None
+            except ray.exceptions.RayError as error:
+                if not left:
+                    raise RaypackError(f"the planner is gone while {what} was asked for: {error}") from None
+        raise AssertionError("unreachable")

@@ -1,25 +1,28 @@
-"""Checks before anything starts: what the plan needs, what the cluster has, and paths that every node must see."""
+"""Every check of a run that needs no Ray: places, corpus, plan, checkpoint, and the machine where it is alone."""
 
 from __future__ import annotations
 
 import math
 import os
-import uuid
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-import ray
 import torch
+from rich.console import Console
 
 from raypack.checkpoint.state import RunState, check_same
 from raypack.clusters.check import unnamed_corpus
 from raypack.config import ClusterConfig, Config, ObserveSection, TopologySection, evenly
 from raypack.data.corpus import Corpus, check_vocabulary
+from raypack.data.default import default_corpus, default_corpus_path
 from raypack.data.splits import training_stream
 from raypack.data.stream import StreamCounts
-from raypack.driver.each_node import ask_each_node
-from raypack.driver.machine import cores, memory_bytes
+from raypack.driver.nodes import too_small
+from raypack.driver.ray_cluster import address_of
+from raypack.driver.rundir import resolve_run, resume_notes
 from raypack.errors import RaypackError
+from raypack.files import absolute
 from raypack.kernels.attention import find_kernel
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.observer import NODE_ADDRESS
@@ -27,13 +30,73 @@ from raypack.observe.sinks import find_sink
 from raypack.plan.topology import Topology
 from raypack.planning.policies import find_policy
 from raypack.planning.steps import StepPlanner
-from raypack.registry import is_foreign, source_digest
+from raypack.report.view import RunView
 
-EPSILON = 1e-9
 # Workers wait for each other most of the time, so a few may share a core; far more of them only take memory.
 WORKERS_PER_CORE, ALWAYS_ALLOWED = 4, 16
 # Resident, about: torch and Ray are most of it. What of the memory workers may take.
 WORKER_BYTES, USABLE = 0.4e9, 0.8
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has passed every check which needs no Ray."""
+
+    config: Config
+    corpus: Path
+    run_dir: Path
+    resume: str | None
+    counts: StreamCounts
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the summary must know."""
+        counts, data, nodes = self.counts, self.config.data, self.config.topology.nodes
+        notes = [
+            f"{counts.samples} samples an epoch; {counts.truncated} truncated to {data.max_sample_tokens} tokens, "
+            f"{counts.skipped_long} longer and {counts.skipped_short} of one token skipped"
+        ]
+        if nodes:
+            notes.append(f"nodes are simulated: topology.nodes = {list(nodes)} in place of the machines")
+        if self.resume is not None:
+            notes.append(f"resumed from {self.resume}")
+        return [*notes, *resume_notes(self.config)]
+
+    @property
+    def fates(self) -> dict[str, int]:
+        """Documents of an epoch by what the length rules do to them (`observe.metrics.FATES`)."""
+        counts = self.counts
+        return {
+            "kept": counts.samples - counts.truncated,
+            "truncated": counts.truncated,
+            "skipped_long": counts.skipped_long,
+            "skipped_short": counts.skipped_short,
+        }
+
+
+def prepare_run(config: Config, view: RunView | None = None) -> Prepared:
+    """Every check that needs no Ray; writes nothing but, on first use, the default corpus."""
+    bar = view is None  # else the view has a spinner
+    view = view or RunView(Console(quiet=True), config.run.steps)
+    check_corpus_named(config)
+    check_names(config)
+    if not address_of(config):
+        check_machine(config)
+    run_dir, resume = resolve_run(config)
+    built = not config.data.corpus and not default_corpus_path().exists()
+    with view.phase("corpus", "the embedded one is built, once" if built else "") as said:
+        path = absolute(config.data.corpus) if config.data.corpus else default_corpus(progress=bar)
+        corpus = Corpus.open(path)
+        documents, tokens = corpus.header.documents, corpus.header.tokens
+        said.append(f"{path} {'built' if built else 'found'}: {documents:,} documents, {tokens:,} tokens")
+    with view.phase("checks") as said:
+        counts = check_plan(config, corpus)
+        if resume is not None:
+            check_checkpoint(resume, config, corpus)
+        run = Prepared(config, path, run_dir, resume, counts)
+        said.extend(run.notes)
+    return run
 
 
 def check_corpus_named(config: Config) -> None:
@@ -86,7 +149,7 @@ def check_machine(config: Config) -> None:
     if topology.gpus_per_worker > 0:
         there = torch.cuda.device_count()
         if topology.least * topology.gpus_per_worker > there:
-            raise _too_small(topology, "GPU", there, "this machine")
+            raise too_small(topology, "GPU", there, "this machine")
     _check_size(topology)
     default = ObserveSection()
     if observe.bind != NODE_ADDRESS and (observe.port, observe.bind) != (default.port, default.bind):
@@ -125,57 +188,21 @@ def _too_many(topology: TopologySection, ask: str, limit: str, fitting: int) -> 
     )
 
 
-def check_resources(topology: TopologySection) -> None:
-    """Raises RaypackError where the cluster, as it is or as far as it may grow, cannot hold the least workers."""
-    bundle = {"CPU": topology.cpus_per_worker, "GPU": topology.gpus_per_worker}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    limits = _autoscaler_limits()
-    for name, each in bundle.items():
-        there = sum(node.get(name, 0.0) for node in nodes)
-        if topology.least * each > max(there, limits.get(name, 0.0)) + EPSILON:
-            raise _too_small(topology, name, there, "the Ray cluster")
-    fitting = workers_that_fit(bundle, nodes)
-    if fitting < topology.least and not limits:
-        wanted = " and ".join(f"{each:g} {name}" for name, each in bundle.items() if each)
-        raise RaypackError(
-            f"{_least(topology)} of {wanted} on one node each: the nodes of the Ray cluster hold "
-            f"{fitting} of them; lower {_least(topology).split()[0]} or what a worker asks for, or add nodes"
-        )
+def cores() -> int:
+    """Cores that this process may use; a container's share is rounded up."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return min(there, -(-int(quota) // int(period)))  # "max" is no integer
+    return there
 
 
-def _too_small(topology: TopologySection, name: str, there: float, where: str) -> RaypackError:
-    each = topology.cpus_per_worker if name == "CPU" else topology.gpus_per_worker
-    change = f"lower {_least(topology).split()[0]} or topology.{name.lower()}s_per_worker, or give more machines"
-    if name == "GPU" and not there:
-        change = (
-            "set topology.gpus_per_worker = 0 for workers on CPUs, or take a Ray cluster with GPUs (docs/cluster.md)"
-        )
-    return RaypackError(
-        f"{_least(topology)} need {topology.least * each:g} {name} ({each:g} each), {where} has {there:g}: {change}"
-    )
-
-
-def _least(topology: TopologySection) -> str:
-    return f"topology.workers{'_min' if topology.elastic else ''} = {topology.least}"
-
-
-def workers_that_fit(bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many bundles fit on the nodes; a bundle is never split over two."""
-    asked = {name: each for name, each in bundle.items() if each > 0}
-    if not asked:
-        return 2**31
-    return sum(min(math.floor(node.get(name, 0.0) / each + EPSILON) for name, each in asked.items()) for node in nodes)
-
-
-def _autoscaler_limits() -> Mapping[str, float]:
-    """The most the cluster's autoscaler may start, by resource; empty where the cluster does not grow."""
-    try:
-        # What Ray Train itself asks before it waits for workers; Ray has no public name for it.
-        from ray._private.state import state
-
-        return state.get_max_resources_from_cluster_config() or {}
-    except (ImportError, AttributeError):
-        return {}
+def memory_bytes() -> int:
+    """Memory of the machine, or of the container where that has less."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):
+        return min(there, int((CGROUP / "memory.max").read_text()))
+    return there
 
 
 def check_names(config: Config) -> None:
@@ -184,60 +211,3 @@ def check_names(config: Config) -> None:
     find_kernel(config.train.kernel)
     for name in config.observe.all_sinks:
         find_sink(name)
-
-
-def check_names_everywhere(config: Config, timeout: float) -> None:
-    """On every node: what the run takes from outside raypack can be imported, and is the same source.
-
-    Raises:
-        RaypackError: names the node and the object.
-    """
-    names = [n for n in (config.plan.policy, config.train.kernel, *config.observe.all_sinks) if is_foreign(n)]
-    if not names:
-        return
-    own = _sources(names)
-    for node, found in ask_each_node(_sources, names, timeout=timeout):
-        for name in names:
-            if found[name] == own[name]:
-                continue
-            trouble = found[name] if " " in found[name] else f"{name} is another version than the driver has"
-            raise RaypackError(
-                f"node {node}: {trouble}; install it on every node, or send it along (`ray job submit --working-dir`)"
-            )
-
-
-def _sources(names: Sequence[str]) -> dict[str, str]:
-    """Of each object the digest of its source, or why there is none, which has spaces."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = source_digest(name)
-        except RaypackError as error:
-            found[name] = str(error)
-    return found
-
-
-def check_places(run_dir: Path, corpus: Path, timeout: float) -> None:
-    """On every node: the corpus can be read and the run directory is the same one.
-
-    Raises:
-        RaypackError: names the node and the path.
-    """
-    if sum(node["Alive"] for node in ray.nodes()) < 2:
-        return
-    token = run_dir / f".seen-{uuid.uuid4().hex}"
-    token.touch()
-    try:
-        for name, missing in ask_each_node(_look, [str(token), str(corpus / "corpus.json")], timeout=timeout):
-            if missing:
-                raise RaypackError(
-                    f"node {name} does not see {Path(missing).parent}: put run.root and data.corpus on storage that "
-                    "all nodes share"
-                )
-    finally:
-        token.unlink(missing_ok=True)
-
-
-def _look(paths: list[str]) -> str:
-    """The first of the paths that this node does not see."""
-    return next((path for path in paths if not os.path.exists(path)), "")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import tomli_w
 
+from raypack.checkpoint.addresses import store_of
 from raypack.checkpoint.state import newest
-from raypack.checkpoint.storage import Store, is_url
+from raypack.checkpoint.storage import is_url
 from raypack.config import Config
 from raypack.errors import RaypackError
 from raypack.files import absolute, replace_file
@@ -37,7 +38,7 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
     if resume == "never":
         if _has_records(run_dir):
             raise RaypackError(f"{run_dir} holds a run already: give another --run.name, or --run.resume auto")
-        own, _ = newest(Store.of(config, run_dir))
+        own, _ = newest(store_of(config, run_dir))
         if own is not None:
             raise RaypackError(
                 f"there are checkpoints of a run of this name, up to {own}, from which this one would go on when it "
@@ -45,7 +46,7 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
             )
         return run_dir, None
     if resume == "auto":
-        found, notes = newest(Store.of(config, run_dir))
+        found, notes = newest(store_of(config, run_dir))
         if found is None and notes:  # what there was is lost: nobody wants that to look like a fresh start
             raise RaypackError(
                 "; ".join([f"{run_dir} has records but no complete checkpoint: give another --run.name", *notes])
@@ -54,7 +55,7 @@ def resolve_run(config: Config) -> tuple[Path, str | None]:
     given = resume if is_url(resume) else str(absolute(resume))
     if not is_url(resume) and not Path(given).is_dir():
         raise RaypackError(f"run.resume = {resume!r}: no checkpoint directory {given}; use auto, never, a path or URL")
-    own, _ = newest(Store.of(config, run_dir))
+    own, _ = newest(store_of(config, run_dir))
     if own is not None and own.rstrip("/") != given.rstrip("/"):
         raise RaypackError(
             f"run.resume = {resume!r}: {run_dir} has checkpoints of its own, up to {own}, from which it would go on "
@@ -72,7 +73,7 @@ def resume_notes(config: Config) -> list[str]:
     """A line about each damaged checkpoint that `resume = auto` passes over."""
     if config.run.resume != "auto":
         return []
-    return newest(Store.of(config, absolute(config.run.root) / config.run.name))[1]
+    return newest(store_of(config, absolute(config.run.root) / config.run.name))[1]
 
 
 def check_writable(run_dir: Path, setting: str = "run.root") -> None:

@@ -16,19 +16,18 @@ import torch.distributed as dist
 
 from raypack.comm.faults import is_echo
 from raypack.config import Config
-from raypack.observe.pulse import Pulses
-from raypack.observe.reporter import SEND_SECONDS, Reporter
+from raypack.driver.planner import PlanSource
+from raypack.observe.reporter import SEND_SECONDS, Pulses, Reporter
 from raypack.plan.places import topology_of
 from raypack.plan.topology import Topology
-from raypack.training.feed import PlanSource
 from raypack.training.loop import Job, Seat, train
 from raypack.training.progress import here
-from raypack.training.reports import OnRecord
 
 # A rank that only lost another one fails this much later than it noticed: the run's reason is the cause, not its echo.
 ECHO_SECONDS = 3.0
 # How long a rank that is done, or failed, waits for its last reports to be on record.
 REPORT_SECONDS = 10.0
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -81,3 +80,25 @@ def _topology(config: Config) -> Topology:
     dist.all_gather_object(places, place)
     found = topology_of(places)
     return Topology(config.topology.nodes) if config.topology.nodes else found
+
+
+@dataclass(frozen=True)
+class OnRecord:
+    """Waits until a step of `attempt` is on the observer's record, at most `timeout` seconds. Any thread may call it.
+
+    Observing never stops training: where the observer cannot say so in time, the caller goes on.
+    """
+
+    observer: Any
+    attempt: int
+    timeout: float
+
+    def __call__(self, step: int) -> None:
+        deadline = time.monotonic() + self.timeout
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                if step in ray.get(self.observer.receipt.remote(self.attempt), timeout=left).settled:
+                    return
+            except ray.exceptions.RayError:
+                pass  # it starts again, or is gone for good
+            time.sleep(min(POLL_SECONDS, left))

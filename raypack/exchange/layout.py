@@ -122,11 +122,6 @@ class Layout:
         """Tokens that `rank` holds in the child layout."""
         return int(self._row_counts[rank])
 
-    @property
-    def row_counts(self) -> np.ndarray:
-        """int64 [world]: tokens of every rank (of the component, where one rank asked)."""
-        return self._row_counts
-
     def component(self, rank: int, full: bool) -> Block:
         """The block whose group `rank` exchanges on: the widest block around it, of parents or of children."""
         widest = Block(rank, 1)

@@ -57,8 +57,8 @@ def flash_attn(
         q,
         k,
         v,
-        packing.cu_seqlens(q.device),
-        keys.cu_seqlens(q.device),
+        cu_seqlens(packing, q.device),
+        cu_seqlens(keys, q.device),
         packing.longest,
         keys.longest,
         softmax_scale=scale,
@@ -79,8 +79,8 @@ def torch_varlen(
         q,
         k,
         v,
-        packing.cu_seqlens(q.device),
-        keys.cu_seqlens(q.device),
+        cu_seqlens(packing, q.device),
+        cu_seqlens(keys, q.device),
         packing.longest,
         keys.longest,
         scale=scale,
@@ -97,7 +97,7 @@ def flex(
     """torch's FlexAttention, compiled on first use; a `kernels.attention.Kernel` for as many keys as queries."""
     if keys is not packing:
         raise RaypackError("kernel flex takes no gathered keys: set train.kernel to auto, or plan.attention to ulysses")
-    mask = packing.keep(("flex", q.device, window, sinks), lambda: block_mask(packing, window, sinks, q.device))
+    mask = packing.kept.keep(("flex", q.device, window, sinks), lambda: block_mask(packing, window, sinks, q.device))
     batched = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
     out = _compiled_flex()(*batched, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out.squeeze(0).transpose(0, 1)
@@ -150,3 +150,13 @@ def _key_blocks(chunk: Chunk) -> list[int]:
     own = range(chunk.key // BLOCK, (chunk.last - 1) // BLOCK + 1)
     sinks = range(chunk.sink // BLOCK, (chunk.sink_last - 1) // BLOCK + 1) if chunk.sink_last > chunk.sink else ()
     return sorted({*own, *sinks})
+
+
+def cu_seqlens(packing: Packing, device: torch.device) -> Tensor:
+    """Offsets as int32 [documents + 1] on `device`, made once a round."""
+
+    def make() -> Tensor:
+        host = torch.tensor(packing.offsets, dtype=torch.int32)
+        return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+    return packing.kept.keep(("cu_seqlens", device), make)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import TypeVar
-
-import torch
+from typing import NamedTuple
 
 from raypack.errors import RaypackError
-
-T = TypeVar("T")
+from raypack.kernels.kept import Kept
 
 
 class Packing:
@@ -28,22 +25,17 @@ class Packing:
         self.offsets: tuple[int, ...] = (0, *accumulate(self.lengths))
         self.tokens: int = self.offsets[-1]
         self.longest: int = max(self.lengths, default=0)
-        self._kept: dict[Hashable, object] = {}
-
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returned when first asked for `key`."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]  # type: ignore[return-value]
-
-    def cu_seqlens(self, device: torch.device) -> torch.Tensor:
-        """Offsets as int32 [documents + 1] on `device`."""
-
-        def make() -> torch.Tensor:
-            host = torch.tensor(self.offsets, dtype=torch.int32)
-            return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
-
-        return self.keep(("cu_seqlens", device), make)
+        self.kept = Kept()
 
     def __repr__(self) -> str:
         return f"Packing({list(self.lengths)})"
+
+
+class Span(NamedTuple):
+    """Query rows [query, query_end) over key rows [key, key_end): all of them, or row i over the first i + 1."""
+
+    query: int
+    query_end: int
+    key: int
+    key_end: int
+    causal: bool = False

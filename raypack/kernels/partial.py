@@ -16,16 +16,7 @@ import torch
 from torch import Tensor
 
 from raypack.errors import RaypackError
-
-
-class Span(NamedTuple):
-    """Query rows [query, query_end) over key rows [key, key_end): all of them, or row i over the first i + 1."""
-
-    query: int
-    query_end: int
-    key: int
-    key_end: int
-    causal: bool = False
+from raypack.kernels.packing import Span
 
 
 class Partial(NamedTuple):

@@ -71,10 +71,10 @@ class _Tail(torch.autograd.Function):
         for first in range(0, len(q), ROWS):
             mask = _mask(len(q), len(k), first, q.device)
             rows, seen = slice(first, first + ROWS), slice(mask.shape[1])
-            parts = [x.detach().requires_grad_() for x in (q[rows], k[seen], v[seen])]
+            queries, keys, values = (x.detach().requires_grad_() for x in (q[rows], k[seen], v[seen]))
             with torch.enable_grad():
-                out = sdpa(*parts, mask, ctx.scale)
-            grad_q[rows], of_k, of_v = torch.autograd.grad(out, parts, grad[rows])
+                out = sdpa(queries, keys, values, mask, ctx.scale)
+            grad_q[rows], of_k, of_v = torch.autograd.grad(out, (queries, keys, values), grad[rows])
             grad_k[seen] += of_k
             grad_v[seen] += of_v
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None

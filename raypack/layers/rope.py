@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from raypack.config import ModelConfig
+from raypack.layers.frame import Frame
+
 ROWS = 4096
 
 
@@ -32,6 +35,16 @@ def rope_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype
     angles = positions.to(torch.float64)[:, None, None] * rates
     wide = torch.promote_types(dtype, torch.float32)
     return RopeTable(angles.cos().to(wide), angles.sin().to(wide))
+
+
+def rope_of(frame: Frame, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> RopeTable:
+    """Rotation angles of a rank's rows, from their positions in their documents; made once a round."""
+
+    def make() -> RopeTable:
+        positions = torch.from_numpy(frame.segments.positions).to(device, non_blocking=True)
+        return rope_table(positions, config.head_dim, config.rope_base, dtype)
+
+    return frame.kept.keep(("rope", device, dtype), make)
 
 
 def rotate(qkv: Tensor, table: RopeTable, heads: int) -> Tensor:

@@ -1,5 +1,4 @@
-"""The block loop: a decoder whose layers are full (F), sliding-window (S) or linear (L) attention, each with an MLP or
-MoE."""
+"""The block loop: a decoder whose layers are of the kinds of `layers`, each with an MLP or MoE."""
 
 from __future__ import annotations
 
@@ -17,13 +16,14 @@ from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
 from raypack.kernels.attention import Kernel
 from raypack.layers.frame import Frame
-from raypack.layers.full.module import Attention
-from raypack.layers.linear.module import LinearAttention
-from raypack.layers.norm import RMSNorm
+from raypack.layers.kinds import kind_of
+from raypack.layers.projections import Projections
 from raypack.model.head import linear_cross_entropy
 from raypack.model.mlp import SwiGLU
 from raypack.model.moe import MoE, Routing
-from raypack.model.stopwatch import PARTS, Stopwatch
+from raypack.model.stopwatch import Stopwatch
+from raypack.plan.names import LAYER_KINDS, OTHER_KIND
+from raypack.registry import resolve
 
 
 @dataclass
@@ -36,12 +36,12 @@ class RoutingSlot:
 class Layer(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
-    def __init__(self, config: ModelConfig, kind: str, chunk_tokens: int) -> None:
+    def __init__(self, config: ModelConfig, letter: str, chunk_tokens: int) -> None:
         super().__init__()
         self.chunk_tokens = chunk_tokens
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = LinearAttention(config) if kind == "L" else Attention(config, kind)
-        self.ffn_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.width, config.norm_eps)
+        self.attention = resolve(kind_of(config, letter).module, {}, f"layer kind {letter}")(config, letter)
+        self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps)
         self.ffn: MoE | SwiGLU
         if config.experts:
             self.ffn = MoE(
@@ -93,8 +93,8 @@ class HybridModel(nn.Module):
         super().__init__()
         self.config, self.chunk_tokens = config, chunk_tokens
         self.embed = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(Layer(config, kind, chunk_tokens) for kind in config.kinds)
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.layers = nn.ModuleList(Layer(config, letter, chunk_tokens) for letter in config.kinds)
+        self.norm = nn.RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied_head else nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(
@@ -116,7 +116,7 @@ class HybridModel(nn.Module):
         """
         slots = slots if slots is not None else self.slots()
         x = F.embedding(tokens, self.embed.weight)
-        parts = ["embed", *(PARTS[kind] for kind in self.config.kinds), "head"]
+        parts = ["embed", *(LAYER_KINDS.get(letter, OTHER_KIND) for letter in self.config.kinds), "head"]
         for layer, slot, before, part in zip(self.layers, slots, parts[:-2], parts[1:-1], strict=True):
             x = watch.between(x, before, part) if watch else x
             with record_function(f"layer {part}"):
@@ -131,7 +131,7 @@ class HybridModel(nn.Module):
     def use_kernel(self, kernel: Kernel | None) -> None:
         """Let `kernel` compute the softmax attention of every layer; None = the best for device and dtype."""
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, Projections):
                 module.kernel = kernel
 
     def slots(self) -> list[RoutingSlot]:

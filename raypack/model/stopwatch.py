@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 DIRECTIONS = ("forward", "backward")
-PARTS = {"F": "full", "S": "sparse", "L": "linear"}
-"""Layer kind -> what its seconds are called; besides these `embed` and `head`."""
 
 
 class Stopwatch:

@@ -13,10 +13,10 @@ from typing import Literal
 
 from raypack.errors import RaypackError
 from raypack.observe.record import PHASES
-from raypack.plan.names import COLLECTIVES, EXCHANGE_SITES, PLANNED_SITES, POLICIES, SCOPES
+from raypack.plan.names import COLLECTIVES, EXCHANGE_SITES, LAYER_KINDS, OTHER_KIND, PLANNED_SITES, POLICIES, SCOPES
 
 RUN_LABEL = "run"
-LAYERS = ("embed", "full", "sparse", "linear", "head")
+LAYERS = ("embed", *LAYER_KINDS.values(), OTHER_KIND, "head")
 DIRECTIONS = ("forward", "backward")
 FATES = ("kept", "truncated", "skipped_long", "skipped_short")
 UNITS = ("", "bytes", "seconds", "ratio", "tokens")
@@ -82,13 +82,6 @@ class Metric:
     @property
     def label_names(self) -> tuple[str, ...]:
         return (RUN_LABEL, *(label.name for label in self.labels))
-
-    @property
-    def series_names(self) -> tuple[str, ...]:
-        """The names that a scrape shows, and that a query may use."""
-        if self.kind == "histogram":
-            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
-        return (self.name,)
 
 
 SITE = Label("site", EXCHANGE_SITES)
@@ -221,8 +214,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("raypack_build_info", "gauge", "", "1; what the observer runs", BUILD),
     Metric("raypack_corpus_samples", "gauge", "", "Documents of an epoch by what the length rules did", (FATE,)),
 )  # fmt: skip
-
-BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def table() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import sys
 import time
@@ -25,22 +26,21 @@ from raypack.errors import RaypackError
 from raypack.files import replace_file
 from raypack.observe.attempts import AttemptLog, ends_of, read_attempts
 from raypack.observe.collector import Collector
-from raypack.observe.death import cause_of_death
 from raypack.observe.exporter import Endpoint, Exporter
-from raypack.observe.pulse import Pulse
 from raypack.observe.record import RankReport, StepRecord
-from raypack.observe.reporter import Receipt
-from raypack.observe.run_files import ENDPOINT_FILE, STEPS_FILE, SUMMARY_FILE
+from raypack.observe.reporter import Pulse, Receipt
+from raypack.observe.run_files import ENDPOINT_FILE, STEPS_FILE, SUMMARY_FILE, steps_of
 from raypack.observe.sinks import Aside, close_all
 from raypack.observe.steps import StepLog, read_lines, resolve
 from raypack.observe.summary import Summary, summarise
-from raypack.observe.tail import steps_of
 
 # Beside the runs, not in them: a file_sd pattern of Prometheus may have a star in its last part only.
 DISCOVERY_FOLDER = ".prometheus"
 HEAD_RESOURCE = "node:__internal_head__"
 ANY_ADDRESS = ("", "0.0.0.0", "::")
 NODE_ADDRESS = "node"
+# Ray's text begins with what is the same for all deaths.
+ENDED = re.compile(r"Worker exit detail: (.*?)\.(?= Some common causes|$)", re.MULTILINE)
 
 
 class RunObserver:
@@ -298,3 +298,15 @@ def _complain(error: Exception, about: object) -> None:
 
 def _own_address() -> str:
     return ray.util.get_node_ip_address() if ray.is_initialized() else socket.gethostname()
+
+
+def cause_of_death(text: str) -> str:
+    """One line out of the text of a `RayActorError`: the exception of the constructor, or how the process ended."""
+    lines = text.splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    if frames:
+        told = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
+        return " ".join(" ".join(told).split())
+    ended = ENDED.search(text)
+    how = ended[1] if ended else lines[0].rstrip(".")
+    return f"{how}; its log is in Ray's session directory (logs/), the kernel's says whether memory ran out"

@@ -1,14 +1,15 @@
 """What ranks report, and the one typed record a step becomes (docs/metrics.md).
 
 `RankReport` is what a rank sends after a step; rank 0's carries the `StepFacts` that are equal on all ranks.
-`merge.merge` makes a `StepRecord` of them: one JSON line of `steps.jsonl`, and all that metrics and tables ever read.
+`collector.merge` makes a `StepRecord` of them: one JSON line of `steps.jsonl`, and all that metrics and tables ever
+read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from raypack.config import first_fault
 from raypack.errors import RaypackError
-from raypack.observe.spread import LISTED_MAX, Spread, spread_of
 from raypack.plan.names import COLLECTIVES, PLANNED_SITES
 
 RECORD_VERSION = 2
@@ -27,6 +27,11 @@ PHASES = (
     "plan_wait", "agree", "forward", "backward", "exchange", "waiting", "gradient_reduce", "optimizer", "other",
 )  # fmt: skip
 RANK_FIGURES = ("tokens", "busy_seconds", "wait_seconds")
+# Lists of so many ranks are as short as the rest of a record.
+LISTED_MAX = 64
+# Of a figure of many ranks: shares of the ranks that quantiles are kept at, and how many of the worst ranks.
+SHARES = (0.0, 0.05, 0.5, 0.95, 1.0)
+WORST = 5
 PLANNED_COLLECTIVES = tuple(op for op in COLLECTIVES if op in PLANNED_SITES)
 
 Bytes = dict[str, dict[str, int]]
@@ -107,11 +112,40 @@ class RankReport:
     facts: StepFacts | None = None
 
 
+class RankQuantiles(BaseModel):
+    """A figure of many ranks in few numbers: over the ranks that reported."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    mean: float
+    quantiles: tuple[float, float, float, float, float] = Field(description="at `SHARES` of the ranks")
+    worst: tuple[tuple[int, str, float], ...] = Field(description="(rank, node, value), the largest first")
+
+    @property
+    def most(self) -> float:
+        return self.quantiles[-1]
+
+
+def rank_quantiles(values: Sequence[float | None], nodes: Sequence[str]) -> RankQuantiles | None:
+    """Of values and nodes by rank, None where a rank did not report; None where no rank did."""
+    array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    ranks = np.flatnonzero(np.isfinite(array))
+    if not len(ranks):
+        return None
+    known = array[ranks]
+    largest = np.argsort(-known, kind="stable")[:WORST]
+    return RankQuantiles(
+        mean=round(float(known.mean()), 6),
+        quantiles=tuple(round(float(value), 6) for value in np.quantile(known, SHARES)),
+        worst=tuple((int(ranks[i]), nodes[ranks[i]], round(float(known[i]), 6)) for i in largest),
+    )
+
+
 class StepRecord(BaseModel):
     """One step of one attempt. Readers ignore keys they do not know, so newer records of this version still read.
 
     Figures by rank are whole lists up to `LISTED_MAX` ranks; of larger worlds the file has their `rank_spread` only
-    (`compact`). `spread` reads both.
+    (`compact`). `across_ranks` reads both.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -159,7 +193,9 @@ class StepRecord(BaseModel):
     rank_tokens: list[int | None] = Field([], description="by rank; null where a rank did not report")
     rank_busy_seconds: list[float | None] = Field([], description="by rank")
     rank_wait_seconds: list[float | None] = Field([], description="by rank")
-    rank_spread: dict[str, Spread] = Field({}, description="of the three lists, in place of them in large worlds")
+    rank_spread: dict[str, RankQuantiles] = Field(
+        {}, description="of the three lists, in place of them in large worlds"
+    )
     memory_bytes: int | None = Field(None, description="peak of the fullest rank; null where not measured")
     phase_seconds: dict[str, float] = Field({}, description="by phase, means over the ranks; they add up to seconds")
     prepare_seconds: float = Field(0.0, description="frames and tokens, beside the step before, on the slowest rank")
@@ -188,16 +224,16 @@ class StepRecord(BaseModel):
         """Whether a checkpoint was saved after this step."""
         return self.checkpoint_seconds is not None
 
-    def spread(self, figure: str) -> Spread | None:
+    def across_ranks(self, figure: str) -> RankQuantiles | None:
         """Of `tokens`, `busy_seconds` or `wait_seconds` over the ranks; None where no rank reported it."""
         if figure in self.rank_spread:
             return self.rank_spread[figure]
-        return spread_of(getattr(self, f"rank_{figure}"), self.rank_nodes())
+        return rank_quantiles(getattr(self, f"rank_{figure}"), self.rank_nodes())
 
     def imbalance(self, figure: str) -> float | None:
-        """Largest / mean of `spread`'s figures; None where there is nothing to compare."""
-        spread = self.spread(figure)
-        return spread.most / spread.mean if spread is not None and spread.mean > 0 else None
+        """Largest / mean of `across_ranks`; None where there is nothing to compare."""
+        found = self.across_ranks(figure)
+        return found.most / found.mean if found is not None and found.mean > 0 else None
 
     def rank_nodes(self) -> list[str]:
         """Name of each rank's node, "" where that is not on record."""
@@ -211,9 +247,9 @@ class StepRecord(BaseModel):
         """As it is kept: in worlds of more than `LISTED_MAX` ranks without what grows with them."""
         if self.world <= LISTED_MAX:
             return self
-        spreads = {name: spread for name in RANK_FIGURES if (spread := self.spread(name)) is not None}
+        quantiles = {name: found for name in RANK_FIGURES if (found := self.across_ranks(name)) is not None}
         lists: dict[str, list[float]] = {f"rank_{name}": [] for name in RANK_FIGURES}
-        return self.model_copy(update={**lists, "node_first_ranks": {}, "rank_spread": spreads})
+        return self.model_copy(update={**lists, "node_first_ranks": {}, "rank_spread": quantiles})
 
     @property
     def comparable_bytes(self) -> Bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 from raypack.errors import RaypackError
@@ -39,3 +41,19 @@ def keep_plan(run_dir: Path, plan: Plan) -> None:
 def unwritable(run_dir: Path, error: OSError, setting: str = "run.root") -> RaypackError:
     """What a person can do about a run directory that cannot be written."""
     return RaypackError(f"cannot write to {run_dir}: {error.strerror or error}; choose another {setting}")
+
+
+def is_live(run_dir: Path) -> bool:
+    """Whether the run's observer says that it serves; a run that was killed says so for ever."""
+    try:
+        return bool(json.loads((run_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))["serving"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def steps_of(run_dir: Path) -> int:
+    """Steps of the whole run as its settings say, 0 where they do not; settings of another version are no fault."""
+    try:
+        return int(tomllib.loads((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))["run"]["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

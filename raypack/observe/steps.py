@@ -1,13 +1,17 @@
-"""`steps.jsonl`: one line a step and attempt, only ever appended to; which lines count is resolved when reading."""
+"""`steps.jsonl`: one line a step and attempt, only ever appended to; which lines count is resolved when reading.
+
+A run that goes on is read by reading on, again and again.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from raypack.errors import RaypackError
 from raypack.observe.record import StepRecord
-from raypack.observe.run_files import STEPS_FILE
+from raypack.observe.run_files import STEPS_FILE, is_live
 
 
 class StepLog:
@@ -98,3 +102,47 @@ def next_attempt(run_dir: str | Path) -> int:
     """The number for a worker group that starts now: one more than any recorded, 0 for a new run."""
     path = Path(run_dir) / STEPS_FILE
     return 1 + max((record.attempt for record in read_lines(path)), default=-1) if path.is_file() else 0
+
+
+class Tail:
+    """Reads on where it stopped. A last line without its end is left for the next time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / STEPS_FILE
+        self._at = 0
+        self._lines = 0
+
+    def new(self) -> list[StepRecord]:
+        """Records that came since the last call.
+
+        Raises:
+            RaypackError: a line is no record; it names the line.
+        """
+        if not self._path.exists():
+            return []
+        found = []
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._at += len(line)
+                self._lines += 1
+                if line.strip():
+                    text = line.decode("utf-8", "replace")  # what is no text is no record either
+                    found.append(StepRecord.from_json(text, f"{self._path} line {self._lines}"))
+        return found
+
+
+def follow(run_dir: Path, interval: float = 0.5, quiet_max: float = 600.0) -> Iterator[list[StepRecord]]:
+    """New records as they come, until the run has ended, or nothing has come for `quiet_max` seconds."""
+    tail, quiet = Tail(run_dir), time.monotonic()
+    while True:
+        live = is_live(run_dir)  # asked first: what was written before the end is read after it
+        records = tail.new()
+        if records:
+            quiet = time.monotonic()
+            yield records
+        if not live or time.monotonic() - quiet > quiet_max:
+            return
+        time.sleep(interval)

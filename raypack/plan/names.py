@@ -18,8 +18,10 @@ SINKS = ("tensorboard", "wandb", "mlflow")
 RECOMPUTES = ("none", "selective", "full")
 """What backward computes again: nothing, the feed-forward part, or whole layers with their exchanges."""
 
-SYNCS = ("step", "layer", "node")
-"""Where ranks wait for each other."""
+LAYER_KINDS = {"F": "full", "S": "sparse", "L": "linear"}
+"""Shipped layer kinds by the letter of a model's pattern: what metrics, records and pictures call them."""
+OTHER_KIND = "other"
+"""What all kinds of anybody's own are called there."""
 
 SCOPES = ("intra", "inter")
 """Bytes inside a node, and between nodes."""

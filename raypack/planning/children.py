@@ -164,7 +164,7 @@ def better_packs(problem: Problem, old: Table, new: Table) -> Table:
         was, now = pack_seconds(old_load, problem.costs), pack_seconds(new_load, problem.costs)
         for at in np.flatnonzero(now.seconds < was.seconds).tolist():
             ranks = slice(int(now.first[at]), int(now.end[at]))
-            if max(new_load.tokens[ranks].max(), new_load.sparse_held[ranks].max()) > limit:
+            if max(new_load.tokens[ranks].max(), new_load.held[ranks].max()) > limit:
                 continue
             rows = after.row[(after.parent_first >= now.first[at]) & (after.parent_first < now.end[at])]
             child_first[rows], child_width[rows] = new.child_first[rows], new.child_width[rows]

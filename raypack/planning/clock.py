@@ -10,15 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.cost.costs import Costs
+from raypack.layers.costs import Costs
 from raypack.plan.grid import grid, interval_max
 from raypack.plan.topology import Topology
-from raypack.planning.load import RoundLoad
+from raypack.planning.load import LayerLoad, RoundLoad
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,29 @@ class PackSeconds:
 
 
 def cheap_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
-    """Everything of a round but full attention and its exchanges, on every rank."""
-    sparse = load.window + load.sparse_exchange + load.sparse_latency
-    own = costs.sparse_layers * sparse + costs.linear_layers * load.recurrent
+    """Everything of a round but what parents compute and their exchanges, on every rank."""
+    own = np.zeros(len(load.tokens))
+    for i in costs.at_child:
+        own = own + costs.layers[i].count * load.layers[i].seconds
     return own + len(costs.model.kinds) * load.linear
 
 
 def pack_seconds(load: RoundLoad, costs: Costs) -> PackSeconds:
     """`round_seconds` counts as exchange: every rank of a pack spends it."""
     first, end = load.pack_first, load.pack_end
-    exchange = interval_max(load.full_exchange, first, end) + interval_max(load.full_latency, first, end)
+    full, exchange = np.zeros(len(first)), np.zeros(len(first))
+    for i in costs.at_parent:
+        count, layer = costs.layers[i].count, load.layers[i]
+        full = full + count * interval_max(layer.compute, first, end)
+        exchange = exchange + count * (
+            interval_max(layer.exchange, first, end) + interval_max(layer.latency, first, end)
+        )
     return PackSeconds(
         first,
         end,
-        full=costs.full_layers * interval_max(load.full, first, end),
+        full=full,
         cheap=interval_max(cheap_seconds(load, costs), first, end),
-        exchange=costs.full_layers * exchange + costs.cluster.round_seconds,
+        exchange=exchange + costs.cluster.round_seconds,
     )
 
 
@@ -69,36 +76,47 @@ def run_clock(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync
     busy = np.zeros(topology.world)
     for load in loads:
         busy += _own_seconds(load, costs)
-    if sync == "step":
-        return Clock(_step_seconds(loads, topology, costs), busy)
-    return Clock(_layer_seconds(loads, topology, costs, sync), busy)
+    seconds = max((float(ends.max()) for ends in round_ends(loads, topology, costs, sync)), default=0.0)
+    return Clock(seconds, busy)
+
+
+def full_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
+    """What parents compute in a round, on every rank, without exchanges."""
+    return sum((costs.layers[i].count * load.layers[i].compute for i in costs.at_parent), np.zeros(len(load.tokens)))
+
+
+def full_exchange_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
+    """The exchanges of what parents compute, and `round_seconds`, on every rank."""
+    spent = np.zeros(len(load.tokens))
+    for i in costs.at_parent:
+        spent = spent + costs.layers[i].count * (load.layers[i].exchange + load.layers[i].latency)
+    for a, b in zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True):
+        spent[a:b] += costs.cluster.round_seconds
+    return spent
 
 
 def _own_seconds(load: RoundLoad, costs: Costs) -> np.ndarray:
-    full = load.full + load.full_exchange + load.full_latency
-    busy = costs.full_layers * full + cheap_seconds(load, costs)
-    for a, b in zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True):
-        busy[a:b] += costs.cluster.round_seconds
-    return busy
+    return full_seconds(load, costs) + full_exchange_seconds(load, costs) + cheap_seconds(load, costs)
 
 
-def _step_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs) -> float:
-    clock = np.zeros(topology.world)
+def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> Iterator[np.ndarray]:
+    """When each rank is done with each round, float64 [world], round by round; a step takes until the last is done."""
+    clock, entered = np.zeros(topology.world), list[float]()
     for load in loads:
-        packs = pack_seconds(load, costs)
-        end = interval_max(clock, packs.first, packs.end) + packs.seconds
-        for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
-            clock[a:b] = t
-    return float(clock.max())
+        if sync == "step":
+            clock = _after_packs(load, clock, costs)
+        else:
+            clock = after_layers(load, clock, entered, topology, costs, sync)
+        yield clock
 
 
-def _layer_seconds(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> float:
-    """Walk through the layers once; a layer's seconds hold all its passes."""
-    clock = np.zeros(topology.world)
-    entered: list[float] = []
-    for load in loads:
-        clock = after_layers(load, clock, entered, topology, costs, sync)
-    return float(clock.max())
+def _after_packs(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
+    packs = pack_seconds(load, costs)
+    end = interval_max(clock, packs.first, packs.end) + packs.seconds
+    clock = clock.copy()
+    for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
+        clock[a:b] = t
+    return clock
 
 
 def after_layers(
@@ -112,13 +130,14 @@ def after_layers(
     if not packs:
         return clock
     where, slack = grid(topology), costs.cluster.prefetch_layers
-    full, clock = np.zeros(topology.world), clock.copy()
+    clock = clock.copy()
     for a, b in packs:
-        full[a:b] = load.full[a:b].max() + (load.full_exchange[a:b] + load.full_latency[a:b]).max()
         clock[a:b] += costs.cluster.round_seconds
-    sparse = load.linear + load.window + load.sparse_exchange + load.sparse_latency
-    alone = {"S": sparse, "L": load.linear + load.recurrent}
-    for kind in costs.model.kinds:
+    parts = dict(zip((layer.kind.letter for layer in costs.layers), load.layers, strict=True))
+    at_parent = {costs.layers[i].kind.letter for i in costs.at_parent}
+    alone = {letter: load.linear + part.seconds for letter, part in parts.items() if letter not in at_parent}
+    full = {letter: _largest(packs, parts[letter]) for letter in at_parent}
+    for letter in costs.model.kinds:
         if sync == "node":
             clock = np.maximum.reduceat(clock, where.node_starts)[where.node]
         elif slack == 0:
@@ -126,10 +145,18 @@ def after_layers(
         elif len(entered) >= slack:
             clock = np.maximum(clock, entered[-slack])
         entered.append(float(clock.max()))
-        if kind == "F":
+        if letter in at_parent:
             clock = clock + load.linear
             for a, b in packs:
-                clock[a:b] = clock[a:b].max() + full[a:b]
+                clock[a:b] = clock[a:b].max() + full[letter][a:b]
         else:
-            clock = clock + alone[kind]
+            clock = clock + alone[letter]
     return clock
+
+
+def _largest(packs: list[tuple[int, int]], layer: LayerLoad) -> np.ndarray:
+    """Seconds of one layer at the parent, the same on all ranks of a pack."""
+    spent = np.zeros(len(layer.compute))
+    for a, b in packs:
+        spent[a:b] = layer.compute[a:b].max() + (layer.exchange[a:b] + layer.latency[a:b]).max()
+    return spent

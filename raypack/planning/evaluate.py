@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.cost.costs import ITEMSIZE, Costs
-from raypack.cost.flops import model_flops
+from raypack.cost.rates import ITEMSIZE
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs, model_flops
 from raypack.plan.names import PLANNED_SITES, RECOMPUTES, ULYSSES
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.table import Table, table_of
 from raypack.plan.topology import Topology
 from raypack.planning.bounds import bounds
 from raypack.planning.clock import run_clock
-from raypack.planning.load import RoundLoad, load_round
+from raypack.planning.load import RoundLoad, load_rounds
 from raypack.planning.shapes import shapes
 
 
@@ -121,18 +121,12 @@ def evaluate_table(table: Table, topology: Topology, costs: Costs, sync: str, po
     )
 
 
-def load_rounds(table: Table, topology: Topology, costs: Costs) -> list[RoundLoad]:
-    return [
-        load_round(table.in_round(number), topology, costs, recompute)
-        for number, recompute in enumerate(table.recompute)
-    ]
-
-
 def sent_bytes(loads: Sequence[RoundLoad]) -> dict[str, dict[str, int]]:
     """{site: {scope: bytes}} of a step, every site that can occur in it."""
     total: dict[str, dict[str, int]] = {}
+    each = [load.sent for load in loads]
     for site in PLANNED_SITES:
-        parts = [load.sent[site] for load in loads if site in load.sent]
+        parts = [sent[site] for sent in each if site in sent]
         if parts:
             total[site] = {
                 scope: sum(int(part[i].sum()) for part in parts) for i, scope in enumerate(("intra", "inter"))
@@ -144,11 +138,10 @@ def check_cap(loads: Sequence[RoundLoad], costs: Costs) -> None:
     """Raises RaypackError where a rank exceeds a memory limit in some round: names both, the value and the cap."""
     for number, load in enumerate(loads):
         cap = costs.cap(load.recompute)
-        for held, what in (
-            (load.tokens, "tokens"),
-            (load.full_held, "tokens' worth of Q, K and V heads in a full layer"),
-            (load.sparse_held, "tokens' worth of Q, K and V heads in a sparse layer"),
-        ):
+        limits = [(load.tokens, "tokens")]
+        for layer, part in zip(costs.layers, load.layers, strict=True):
+            limits.append((part.held, f"tokens' worth of Q, K and V heads in a {layer.kind.name} layer"))
+        for held, what in limits:
             rank = int(np.argmax(held))
             if held[rank] > cap * (1 + 1e-9):
                 raise RaypackError(

@@ -16,7 +16,7 @@ import numpy as np
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
 from raypack.planning.problem import Problem
-from raypack.planning.profiles import node_cuts, sides
+from raypack.planning.profiles import node_cuts
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP = range(5)
 FULL_IN, FULL_OUT, SPARSE_IN, SPARSE_OUT = (slice(at, at + 4) for at in (5, 9, 13, 17))
@@ -69,7 +69,7 @@ class Places:
         widths = [(self.blocks[p].width, self.blocks[c].width) for p, c in pairs]
         self.shape = np.array([problem.shapes.index(*pair) for pair in widths])
         lengths, costs = problem.lengths, problem.costs
-        amounts = np.stack([lengths.astype(np.float64), costs.pairs(lengths), costs.window_pairs(lengths)])
+        amounts = costs.amounts(lengths)[:-1]
         each = np.stack([addition(problem, self.blocks[p], self.blocks[c]) for p, c in pairs])
         self.load = np.einsum("an,parw->nprw", amounts, each)
 
@@ -121,13 +121,17 @@ class Places:
         packed = top >= 0
         calls = self.problem.passes.exchange
         launch = calls * costs.cluster.launch_seconds
-        full = load[:, :, FULL] + costs.full_layers * launch * self._count(plans.parents)
+        full = load[:, :, FULL] + self._layers(costs.at_parent) * launch * self._count(plans.parents)
         cheap = load[:, :, CHEAP] + load[:, :, SPARSE_IN].max(axis=2) + load[:, :, SPARSE_OUT].max(axis=2)
-        cheap += costs.sparse_layers * launch * self._count(plans.children)
-        sparse_calls = 2 * costs.sparse_layers + costs.linear_layers * costs.state_calls
+        cheap += (
+            sum(costs.layers[i].count for i in costs.at_child if costs.layers[i].kind.site)
+            * launch
+            * self._count(plans.children)
+        )
+        sparse_calls = sum(layer.count * layer.kind.costing.calls(layer) for layer in costs.layers)
         cheap += calls * sparse_calls * self._latency[self._widest(plans.children)]
         exchange = load[:, :, FULL_IN].max(axis=2) + load[:, :, FULL_OUT].max(axis=2)
-        exchange += 2 * calls * costs.full_layers * self._latency[top]
+        exchange += 2 * calls * self._layers(costs.at_parent) * self._latency[top]
         parts = self._most(np.stack([full, cheap, exchange]), top).sum(axis=0) + costs.cluster.round_seconds
         clock = np.zeros((len(plans), self.world))
         for number in range(load.shape[1]):
@@ -137,6 +141,9 @@ class Places:
         sums = parts + full
         likeness = (sums * sums).sum(axis=(1, 2)) + (clock * full.sum(axis=1)).sum(axis=1)
         return Prices(np.where(over, np.inf, clock.max(axis=1)), clock.mean(axis=1), likeness)
+
+    def _layers(self, kinds: tuple[int, ...]) -> int:
+        return sum(self.problem.costs.layers[i].count for i in kinds)
 
     def _count(self, used: np.ndarray) -> np.ndarray:
         """Used blocks around each rank: [plans, rounds, world]."""
@@ -181,22 +188,23 @@ class Places:
 
 
 def addition(problem: Problem, parent: Block, child: Block) -> np.ndarray:
-    """What a sample adds to every rank, per token, pair and window pair: float64 [3, ROWS, world]."""
-    costs, topology, passes = problem.costs, problem.topology, problem.passes
-    above, below = costs.weights("ulysses", parent.width), costs.weights("ulysses", child.width)
-    attention, cluster = costs.attention_seconds(problem.recompute), costs.cluster
-    rates = np.array([cluster.intra_rate, cluster.intra_rate, cluster.inter_rate, cluster.inter_rate])
-    scale = costs.head_bytes * passes.exchange / rates[:, None]
+    """What a sample adds to every rank, for each of `Costs.amounts` but the last: float64 [amounts, ROWS, world]."""
+    costs, topology, passes = problem.costs, problem.topology, problem.passes.exchange
+    scale = costs.head_bytes * passes / costs.scope_rates[:, None]
     wide, narrow = slice(parent.first, parent.end), slice(child.first, child.end)
-    out = np.zeros((3, ROWS, topology.world))
+    out = np.zeros((len(costs.layers) + 1, ROWS, topology.world))
     out[0, TOKENS, narrow] = 1 / child.width
-    out[0, FULL_HELD, wide] = above.into / costs.held_heads * (costs.full_layers > 0)
-    out[0, SPARSE_HELD, narrow] = below.into / costs.held_heads * (costs.sparse_layers > 0)
-    out[1, FULL, wide] = costs.full_layers * attention * above.share
     out[0, CHEAP, narrow] = costs.token_seconds(problem.recompute) / child.width
-    out[2, CHEAP, narrow] = costs.sparse_layers * attention * below.share
-    out[0, FULL_IN, wide] = costs.full_layers * scale * sides(topology, parent, child, above.into)
-    out[0, FULL_OUT, wide] = costs.full_layers * scale * sides(topology, parent, child, above.queries)
-    out[0, SPARSE_IN, narrow] = costs.sparse_layers * scale * sides(topology, child, child, below.into)
-    out[0, SPARSE_OUT, narrow] = costs.sparse_layers * scale * sides(topology, child, child, below.queries)
+    for number, layer in enumerate(costs.layers, start=1):
+        added = layer.kind.costing.addition(layer, topology, parent, child, "ulysses")
+        if added is None:
+            continue
+        at_parent = layer.kind.at == "parent"
+        ranks, held = (wide, FULL_HELD) if at_parent else (narrow, SPARSE_HELD)
+        into, out_of = (FULL_IN, FULL_OUT) if at_parent else (SPARSE_IN, SPARSE_OUT)
+        seconds = layer.count * layer.attention_seconds(problem.recompute) * added.share
+        out[number, FULL if at_parent else CHEAP, ranks] = seconds
+        out[0, held, ranks] = np.maximum(out[0, held, ranks], added.held / costs.held_heads)
+        out[0, into, ranks] += layer.count * scale * added.inward
+        out[0, out_of, ranks] += layer.count * scale * added.outward
     return out

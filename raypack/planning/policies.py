@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.cost.costs import ITEMSIZE, Costs
+from raypack.cost.rates import ITEMSIZE
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs
 from raypack.plan.names import POLICIES, RECOMPUTES
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.samples import Samples
@@ -23,8 +24,9 @@ from raypack.plan.table import Table, table_of
 from raypack.plan.topology import Topology
 from raypack.planning.attention import gather_where_cheaper
 from raypack.planning.children import repack_table
-from raypack.planning.evaluate import check_cap, load_rounds
+from raypack.planning.evaluate import check_cap
 from raypack.planning.joint import joint_table
+from raypack.planning.load import load_rounds
 from raypack.planning.parents import repack_parents_table
 from raypack.planning.problem import Problem
 from raypack.planning.spreading import check_even, spread_everywhere, spread_where_cheaper

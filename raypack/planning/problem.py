@@ -7,16 +7,16 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.cost.costs import PASSES, Costs, Passes
+from raypack.cost.rates import PASSES, Passes
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs
 from raypack.plan.names import ATTENTIONS, ULYSSES
 from raypack.plan.samples import Samples
 from raypack.plan.table import Table
 from raypack.plan.topology import Topology
 from raypack.planning.bounds import Bounds, bounds
 from raypack.planning.clock import run_clock
-from raypack.planning.evaluate import load_rounds
-from raypack.planning.load import RoundLoad
+from raypack.planning.load import RoundLoad, load_rounds
 from raypack.planning.profiles import PairList, pair_list
 from raypack.planning.shapes import Shapes, shapes
 
@@ -67,7 +67,7 @@ class Problem:
         """The (parent, child) blocks of a shape (index into `shapes`)."""
         if shape not in self._pairs:
             widths = int(self.shapes.parent[shape]), int(self.shapes.child[shape])
-            self._pairs[shape] = pair_list(self.topology, self.costs, self.recompute, *widths)
+            self._pairs[shape] = pair_list(self.topology, self.costs, self.recompute, *widths, self.attention)
         return self._pairs[shape]
 
     @cached_property
@@ -135,7 +135,7 @@ class Problem:
 
     def keeps_cap(self, load: RoundLoad) -> bool:
         """Whether a round keeps both memory limits on every rank."""
-        return bool(max(load.tokens.max(), load.full_held.max(), load.sparse_held.max()) <= self.cap * (1 + 1e-9))
+        return bool(max(load.tokens.max(), load.held.max()) <= self.cap * (1 + 1e-9))
 
     def check_fits(self) -> None:
         """Raises RaypackError for a sample that fits nowhere: names it, the cap, and what would do."""

@@ -11,10 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from raypack.errors import RaypackError
+from raypack.exchange.heads.cost import weights_of
 from raypack.plan.names import HSAP, ULYSSES
 from raypack.plan.table import Table
 from raypack.plan.topology import Block, Topology
-from raypack.planning.evaluate import load_rounds
+from raypack.planning.load import load_rounds
 from raypack.planning.problem import Problem
 
 SHARES = (1.0, 0.5, 0.25, 0.1)
@@ -91,11 +92,15 @@ def _widen(problem: Problem, table: Table, seconds: float) -> Table:
 
 def _full_seconds(problem: Problem, table: Table) -> np.ndarray:
     """Full attention of every sample on the busiest rank of its parent, at least."""
-    costs = problem.costs
-    largest = {width: float(costs.weights("ulysses", width).share.max()) for width in set(table.parent_width.tolist())}
-    shares = np.array([largest[width] for width in table.parent_width.tolist()])
-    shares = np.where(table.attention == ULYSSES, shares, 1 / table.parent_width)
-    return costs.full_layers * costs.attention_seconds(problem.recompute) * costs.pairs(table.samples.lengths) * shares
+    costs, widths = problem.costs, table.parent_width
+    largest = {width: float(weights_of(costs, width).share.max()) for width in set(widths.tolist())}
+    shares = np.array([largest[width] for width in widths.tolist()])
+    shares = np.where(table.attention == ULYSSES, shares, 1 / widths)
+    found = np.zeros(len(widths))
+    for i in costs.at_parent:
+        layer = costs.layers[i]
+        found += layer.count * layer.attention_seconds(problem.recompute) * layer.pairs(table.samples.lengths) * shares
+    return found
 
 
 def _with(column: np.ndarray, row: int, value: int) -> np.ndarray:

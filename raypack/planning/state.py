@@ -42,9 +42,7 @@ class State:
         world, costs = problem.topology.world, problem.costs
         lengths = problem.lengths
         self.rounds = rounds
-        self.amounts = np.stack(
-            [lengths.astype(np.float64), costs.pairs(lengths), costs.window_pairs(lengths), np.ones(len(lengths))], 1
-        )
+        self.amounts = costs.amounts(lengths).T.copy()
         self.loads = np.zeros((rounds, ROWS, world))
         self.round = np.full(len(lengths), -1, dtype=np.int64)
         self.shape = np.zeros(len(lengths), dtype=np.int64)
@@ -126,7 +124,7 @@ class State:
     def cheap(self, load: np.ndarray) -> np.ndarray:
         """Cheap seconds with the latency of the child's collectives; rows first, ranks last."""
         costs = self.problem.costs
-        calls = 2 * costs.sparse_layers + costs.linear_layers * costs.state_calls
+        calls = sum(layer.count * layer.kind.costing.calls(layer) for layer in costs.layers)
         times = calls * self.problem.passes.exchange
         count = load[CHILDREN]
         latency = np.where(count > 0, costs.latency(False), 0.0)
@@ -135,7 +133,7 @@ class State:
     def pack_latency(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """Seconds of the collectives of all full layers on packs [first, end)."""
         costs = self.problem.costs
-        times = 2 * costs.full_layers * self.problem.passes.exchange
+        times = 2 * sum(costs.layers[i].count for i in costs.at_parent) * self.problem.passes.exchange
         node = grid(self.problem.topology).node
         crosses = node[first] != node[end - 1]
         latency = np.where(crosses, costs.latency(True), costs.latency(False))

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.cost.costs import ITEMSIZE, Costs
+from raypack.cost.rates import ITEMSIZE
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs
 from raypack.plan.names import RECOMPUTES
 from raypack.plan.plan import Plan
 from raypack.plan.samples import Samples

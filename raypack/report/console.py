@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.table import Table
 from rich.text import Text
@@ -22,8 +21,6 @@ IMPORTANCE = (
 )  # fmt: skip
 # Between columns.
 GAP = 2
-# Steps whose median says how long the rest will take.
-RECENT = 10
 
 
 def cells(record: StepRecord) -> dict[str, str]:
@@ -47,7 +44,7 @@ def cells(record: StepRecord) -> dict[str, str]:
 
 def line(record: StepRecord, steps: int, left: str = "") -> str:
     """A record as one line of plain text; `steps` = of the whole run, 0 where that is not known; `left` = `time_left`
-    of it."""
+    after it."""
     named = cells(record)
     parts = [f"step {named.pop('step')}" + (f" ({record.step + 1} of {steps})" if steps else "")]
     parts += [f"{name} {value}" for name, value in named.items() if value]
@@ -63,14 +60,6 @@ def fitting(sizes: Mapping[str, int], width: int) -> list[str]:
             taken.add(name)
             room -= sizes[name] + GAP
     return [name for name in COLUMNS if name in taken]
-
-
-def time_left(records: Sequence[StepRecord], steps: int) -> str:
-    """`ETA 3 min 20 s` after the last of `records`, from the median of the last ones; "" where nothing is left."""
-    if not records or records[-1].step + 1 >= steps:
-        return ""
-    each = statistics.median(record.seconds for record in records[-RECENT:])
-    return f"ETA {duration(each * (steps - records[-1].step - 1))}"
 
 
 def summary_table(summary: Summary) -> Table:
@@ -180,6 +169,11 @@ def figure(value: float | None, form: str = "{:.3f}") -> str:
 def times(other: float | None, own: float | None) -> str:
     """`other` in units of `own`."""
     return "-" if other is None or not own else f"{other / own:.2f}"
+
+
+def time_left(seconds: float | None) -> str:
+    """`ETA 3 min 20 s`; "" where that is not known, or nothing is left."""
+    return f"ETA {duration(seconds)}" if seconds else ""
 
 
 def duration(seconds: float) -> str:

@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raypack.observe.record import StepRecord
-from raypack.report.plots import Plot, svg_text
-from raypack.report.series import Columns, columns, scope_bytes
+from raypack.report.plots import Columns, Plot, columns, scope_bytes, svg_text
 
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 HUES = 10

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from raypack.observe.attempts import read_attempts, sentence
-from raypack.observe.pulse import FIRST_PLAN, Pulse
+from raypack.observe.reporter import FIRST_PLAN, Pulse
 from raypack.report.view import RunView
 
 # The phases of a rank's start (`loop`), for people.

@@ -1,18 +1,77 @@
-"""Plots of a run's records as SVG text, for the page of `raypack inspect --html`. Drawn without a display."""
+"""Plots of runs as SVG text: records as columns, and how a plot is written. Drawn without a display."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+import numpy as np
 from matplotlib.figure import Figure
 
-from raypack.observe.record import StepRecord
-from raypack.report.series import columns
-from raypack.report.sketches import HEIGHT, SKETCHES, WIDTH, margins
+from raypack.observe.record import StepRecord, by_scope
+
+POINTS_MAX = 600
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Effective records of a run, in order; each of `points` stands for `group` of them (the last for fewer)."""
+
+    records: Sequence[StepRecord]
+    group: int
+
+    @property
+    def steps(self) -> np.ndarray:
+        """float64 [points]."""
+        return self.of(lambda record: record.step)
+
+    def of(self, get: Callable[[StepRecord], float | None]) -> np.ndarray:
+        """float64 [points]: the mean over each group; NaN where no record of it has a value."""
+        return self.means([np.nan if (v := get(r)) is None else float(v) for r in self.records])
+
+    def means(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """float64 [points]: as `of`, of one value for each record."""
+        return _grouped(np.asarray(values, dtype=np.float64)[:, None], self.group)[:, 0]
+
+    def ranks(self, get: Callable[[StepRecord], Sequence[float | None]]) -> np.ndarray:
+        """float64 [points, ranks], NaN for ranks that are not there."""
+        world = max((len(get(record)) for record in self.records), default=0)
+        values = np.full((len(self.records), world), np.nan)
+        for row, record in zip(values, self.records, strict=True):
+            mine = get(record)
+            row[: len(mine)] = [np.nan if v is None else v for v in mine]
+        return _grouped(values, self.group)
+
+    def named(self, get: Callable[[StepRecord], dict[str, float]]) -> dict[str, np.ndarray]:
+        """`{name: float64 [points]}` for every name that occurs; 0 where a record lacks it, NaN where it has none."""
+        each = [get(record) for record in self.records]
+        names = dict.fromkeys(name for one in each for name in one)
+        return {name: self.means([one.get(name, 0.0) if one else np.nan for one in each]) for name in names}
+
+
+def columns(records: Sequence[StepRecord], points: int = POINTS_MAX) -> Columns:
+    """Of resolved records (`steps.resolve`): those that count and have facts."""
+    kept = [record for record in records if record.effective and record.sample_count > 0]
+    return Columns(kept, max(1, -(-len(kept) // points)))
+
+
+def scope_bytes(record: StepRecord, scope: str, policy: str = "") -> float | None:
+    """Exchange bytes of a step in `scope`: sent, or of the `static` or `dynamic` plan; None where not recorded."""
+    counts = {"": record.comparable_bytes, "static": record.bytes_static, "dynamic": record.bytes_dynamic}[policy]
+    return by_scope(counts)[scope] if counts or not policy else None
+
+
+def _grouped(values: np.ndarray, group: int) -> np.ndarray:
+    """Means over `group` rows, NaN left out; [rows, columns] -> [ceil(rows / group), columns]."""
+    if group == 1 or not len(values):
+        return values
+    starts = np.arange(0, len(values), group)
+    known = np.isfinite(values)
+    counts = np.add.reduceat(known.astype(np.float64), starts, axis=0)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
 @dataclass(frozen=True)
@@ -22,24 +81,6 @@ class Plot:
     title: str
     about: str
     svg: str
-
-
-def plots(records: Sequence[StepRecord]) -> list[Plot]:
-    """Every plot that resolved `records` have data for; older records lack some."""
-    kept = columns(records)
-    if not kept.records:
-        return []
-    made = []
-    for sketch in SKETCHES:
-        figure = Figure(figsize=(WIDTH * sketch.panels, HEIGHT))
-        FigureCanvasAgg(figure)
-        axes = list(figure.subplots(1, sketch.panels, squeeze=False).flat)
-        margins(figure)
-        for axis in axes:
-            axis.tick_params(labelsize=8)
-        if sketch.draw(axes, kept, records):
-            made.append(Plot(sketch.title, sketch.about, svg_text(figure, sketch.title)))
-    return made
 
 
 def svg_text(figure: Figure, salt: str) -> str:

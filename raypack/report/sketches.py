@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from raypack.observe.record import PHASES, StepRecord, by_scope
-from raypack.observe.spread import SHARES
-from raypack.report.series import Columns, scope_bytes
+from raypack.observe.record import PHASES, SHARES, StepRecord, by_scope
+from raypack.report.plots import Columns, Plot, columns, scope_bytes, svg_text
 
 RANKS_DRAWN = 512
 WIDTH, HEIGHT = 5.6, 3.0
@@ -195,7 +195,7 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     (axis,) = axes
     busy = kept.ranks(lambda r: r.rank_busy_seconds)[:, :RANKS_DRAWN]
     if not np.isfinite(busy).any():
-        return _rank_spread(axis, kept)
+        return _rank_quantiles(axis, kept)
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = busy / np.nanmean(np.where(np.isfinite(busy), busy, np.nan), axis=1, keepdims=True)
     steps = kept.steps
@@ -215,12 +215,12 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     return True
 
 
-def _rank_spread(axis: Axes, kept: Columns) -> bool:
+def _rank_quantiles(axis: Axes, kept: Columns) -> bool:
     """Of worlds that are too large for a row each."""
     drawn = False
     for at, share in enumerate(SHARES):
         values = kept.of(
-            lambda r, at=at: s.quantiles[at] / s.mean if (s := r.spread("busy_seconds")) and s.mean > 0 else None  # type: ignore[misc]
+            lambda r, at=at: s.quantiles[at] / s.mean if (s := r.across_ranks("busy_seconds")) and s.mean > 0 else None  # type: ignore[misc]
         )
         if np.isfinite(values).any():
             name = f"{share:.0%} of the ranks below" if 0 < share < 1 else ("least", "most")[at > 0]
@@ -340,3 +340,21 @@ SKETCHES = (
     Sketch("Planning", "1 = no plan can be faster.", _planning, 2),
     Sketch("Attempts", "Dashed: restarts. A step that falls back is replayed from a checkpoint.", _attempts, 2),
 )
+
+
+def plots(records: Sequence[StepRecord]) -> list[Plot]:
+    """Every plot that resolved `records` have data for; older records lack some."""
+    kept = columns(records)
+    if not kept.records:
+        return []
+    made = []
+    for sketch in SKETCHES:
+        figure = Figure(figsize=(WIDTH * sketch.panels, HEIGHT))
+        FigureCanvasAgg(figure)
+        axes = list(figure.subplots(1, sketch.panels, squeeze=False).flat)
+        margins(figure)
+        for axis in axes:
+            axis.tick_params(labelsize=8)
+        if sketch.draw(axes, kept, records):
+            made.append(Plot(sketch.title, sketch.about, svg_text(figure, sketch.title)))
+    return made

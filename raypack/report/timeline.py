@@ -8,24 +8,23 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.cost.costs import ITEMSIZE, Costs
-from raypack.plan.grid import interval_max
+from raypack.cost.rates import ITEMSIZE
+from raypack.layers.costs import Costs
+from raypack.layers.full.cost import shares
 from raypack.plan.names import ATTENTIONS
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.table import RoundTable, table_of
 from raypack.plan.topology import Topology
-from raypack.planning.clock import after_layers, cheap_seconds, pack_seconds
-from raypack.planning.evaluate import check_cap, load_rounds
-from raypack.planning.load import RoundLoad
+from raypack.planning.clock import cheap_seconds, full_exchange_seconds, full_seconds, pack_seconds, round_ends
+from raypack.planning.evaluate import check_cap
+from raypack.planning.load import RoundLoad, load_rounds
 
 EXCHANGE, FULL, CHEAP = range(3)
-KINDS = ("exchange", "full", "cheap")
 NO_SAMPLE = -1
 
 
@@ -35,7 +34,8 @@ class Timeline:
 
     Attributes:
         seconds: of the step.
-        rank, kind, sample, length: int64 [parts]; kind indexes `KINDS`; exchanges belong to no sample (`NO_SAMPLE`).
+        rank, kind, sample, length: int64 [parts]; kind = `EXCHANGE`, `FULL` or `CHEAP`; exchanges belong to no sample
+            (`NO_SAMPLE`).
         start, duration: float64 [parts], seconds.
         round_ends: float64 [rounds, world]: when each rank is done with each round, its waiting included.
     """
@@ -60,7 +60,7 @@ def timeline(
     loads = load_rounds(table, topology, costs)
     check_cap(loads, costs)
     sync = sync or cluster.sync
-    ends = round_ends(loads, topology, costs, sync)
+    ends = np.array(list(round_ends(loads, topology, costs, sync)))
     begins = np.vstack([np.zeros(topology.world), ends[:-1]])
     parts = [
         _round_parts(table.in_round(number), load, begins[number], topology, costs, sync)
@@ -81,27 +81,6 @@ def timeline(
     )
 
 
-def round_ends(loads: Sequence[RoundLoad], topology: Topology, costs: Costs, sync: str) -> np.ndarray:
-    """When each rank is done with each round, float64 [rounds, world]; the rules are those of `planning.clock`."""
-    clock, ends, entered = np.zeros(topology.world), [], list[float]()
-    for load in loads:
-        clock = (
-            _after_step(load, clock, costs)
-            if sync == "step"
-            else after_layers(load, clock, entered, topology, costs, sync)
-        )
-        ends.append(clock)
-    return np.array(ends)
-
-
-def _after_step(load: RoundLoad, clock: np.ndarray, costs: Costs) -> np.ndarray:
-    packs = pack_seconds(load, costs)
-    clock, end = clock.copy(), interval_max(clock, packs.first, packs.end) + packs.seconds
-    for a, b, t in zip(packs.first.tolist(), packs.end.tolist(), end.tolist(), strict=True):
-        clock[a:b] = t
-    return clock
-
-
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """rank, kind, row of the table (or `NO_SAMPLE`), start, duration."""
 
@@ -109,13 +88,12 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def _round_parts(
     rows: RoundTable, load: RoundLoad, begin: np.ndarray, topology: Topology, costs: Costs, sync: str
 ) -> Parts:
-    exchange = costs.full_layers * (load.full_exchange + load.full_latency)
+    exchange = full_exchange_seconds(load, costs)
     for a, b in zip(load.pack_first.tolist(), load.pack_end.tolist(), strict=True):
-        exchange[a:b] += costs.cluster.round_seconds
         if sync == "step":
             begin = begin.copy()
             begin[a:b] = begin[a:b].max()
-    full, cheap = costs.full_layers * load.full, cheap_seconds(load, costs)
+    full, cheap = full_seconds(load, costs), cheap_seconds(load, costs)
     full_start = begin + exchange
     cheap_start = full_start + full
     if sync == "step":
@@ -136,25 +114,24 @@ def _round_parts(
 
 def _full_weights(rows: RoundTable, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries (placement, rank, weight): a sample's pairs x the rank's head share, on each rank of its parent."""
-    index, rank, offset = _spread(rows.parent_first, rows.parent_width)
-    shares = np.empty(len(index))
-    keys = rows.attention * (int(rows.parent_width.max(initial=0)) + 1) + rows.parent_width
-    for key in np.unique(keys):
-        mine = keys[index] == key
-        some = int(np.argmax(keys == key))
-        weights = costs.weights(ATTENTIONS[int(rows.attention[some])], int(rows.parent_width[some]))
-        shares[mine] = weights.share[offset[mine]]
-    # A rank without heads still launches a kernel: its seconds go to its samples by their pairs.
-    return index, rank, costs.pairs(rows.length)[index] * (shares + 1e-9)
+    index, rank, offset = _entries(rows.parent_first, rows.parent_width)
+    weight = np.zeros(len(index))
+    for key in np.unique(np.stack([rows.attention, rows.parent_width]), axis=1).T.tolist():
+        mine = ((rows.attention == key[0]) & (rows.parent_width == key[1]))[index]
+        share = shares(costs, ATTENTIONS[key[0]], key[1])[offset[mine]]
+        for i in costs.at_parent:
+            # A rank without heads still launches a kernel: its seconds go to its samples by their pairs.
+            weight[mine] += costs.layers[i].count * costs.layers[i].pairs(rows.length)[index[mine]] * (share + 1e-9)
+    return index, rank, weight
 
 
 def _cheap_weights(rows: RoundTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries (placement, rank, weight): a sample's tokens / the child's width, on each rank of its child."""
-    index, rank, _ = _spread(rows.child_first, rows.child_width)
+    index, rank, _ = _entries(rows.child_first, rows.child_width)
     return index, rank, (rows.length / rows.child_width)[index]
 
 
-def _spread(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _entries(first: np.ndarray, width: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One entry for each rank of each block: block index, rank, index in the block."""
     index = np.repeat(np.arange(len(first)), width)
     offset = np.arange(len(index)) - (np.cumsum(width) - width)[index]
@@ -174,7 +151,7 @@ def _split(
     order = np.lexsort((index, rank))
     index, rank, weight = index[order], rank[order], weight[order]
     total = np.bincount(rank, weight, len(seconds))
-    duration = weight * (seconds[rank] / total[rank])
+    duration = weight * (seconds[rank] / np.where(total[rank] > 0, total[rank], 1.0))
     before = np.cumsum(duration) - duration
     opening = np.concatenate(([0], np.flatnonzero(np.diff(rank)) + 1)) if len(rank) else index
     before -= np.repeat(before[opening], np.diff(np.append(opening, len(rank))))

@@ -16,8 +16,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from raypack.observe.pace import Pace
 from raypack.observe.record import StepRecord
-from raypack.report.console import COLUMNS, GAP, RECENT, cells, duration, fitting, line, time_left
+from raypack.report.console import COLUMNS, GAP, cells, duration, fitting, line, time_left
 
 LEGEND = (
     "planned s, x static and x dynamic (their seconds for the same samples / this plan's) are modelled; above 1 this "
@@ -39,6 +40,7 @@ class RunView:
         """`steps` = of the whole run, 0 where that is not known; `table` False, or no terminal: one line a step."""
         self.console = console
         self._steps, self._kept = steps, rows
+        self._pace = Pace(steps)
         self._began = time.monotonic()
         self._spinner = Spinner("dots")
         # Each of these is replaced, never changed: the thread that refreshes reads them without a lock.
@@ -46,6 +48,7 @@ class RunView:
         self._sizes: dict[str, int] = {}
         self._table: tuple[int, Segments] = (0, Segments([]))
         self._doing: tuple[str, float | None] = ("", None)
+        self._left = ""
         self._live = (
             Live(console=console, get_renderable=self._picture, refresh_per_second=REFRESHES_PER_SECOND)
             if table and console.is_terminal and not console.is_dumb_terminal
@@ -90,7 +93,9 @@ class RunView:
         if records and not self._rows and self._live is None:
             self.say(LEGEND)
         for record in records:
-            self._rows = (*self._rows, record)[-max(self._kept, RECENT) :]
+            self._pace.add(record)
+            self._left = time_left(self._pace.eta_seconds)
+            self._rows = (*self._rows, record)[-self._kept :]
             row = cells(record)
             self._sizes = {
                 name: max(self._sizes.get(name, len(name)), len(row[name]))
@@ -98,7 +103,7 @@ class RunView:
                 if row[name] or name in self._sizes
             }
             if self._live is None:
-                self.say(line(record, self._steps, time_left(self._rows, self._steps)))
+                self.say(line(record, self._steps, self._left))
         if records and self._live is not None:
             self._table = self._drawn()
             self._live.refresh()
@@ -140,15 +145,14 @@ class RunView:
             table.add_column(name, justify="right", no_wrap=True, min_width=self._sizes[name])
         # The lines below the table, and one for the cursor.
         room = max(1, self.console.height - 5 - len(LEGEND) // max(1, width))
-        for record in self._rows[-min(self._kept, room) :]:
+        for record in self._rows[-room:]:
             row = cells(record)
             table.add_row(*(row[name] for name in columns), style="" if record.complete else "red")
         return width, Segments(self.console.render(table))
 
     def _progress(self) -> Table:
         done = self._rows[-1].step + 1
-        left = time_left(self._rows, self._steps)
-        words = f"{done} of {self._steps} steps  {duration(time.monotonic() - self._began)} so far  {left}"
+        words = f"{done} of {self._steps} steps  {duration(time.monotonic() - self._began)} so far  {self._left}"
         progress = Table.grid(padding=(0, 1))
         progress.add_row(ProgressBar(total=self._steps, completed=done, width=30), words.rstrip())
         return progress

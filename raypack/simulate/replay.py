@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from raypack.config import ClusterConfig, ModelConfig
-from raypack.cost.costs import Costs
 from raypack.errors import RaypackError
+from raypack.layers.costs import Costs
 from raypack.plan.names import POLICIES
 from raypack.plan.plan import Plan
 from raypack.plan.samples import Samples

@@ -6,17 +6,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
-
-import ray
+from typing import Protocol
 
 from raypack.errors import RaypackError
 from raypack.plan.plan import Plan, StreamState
-from raypack.plan.topology import Topology
 from raypack.planning.steps import PlannedStep
 from raypack.training.work import StepWork
-
-ASK_AGAIN = 3
 
 Prepare = Callable[[Plan], StepWork]
 
@@ -36,47 +31,13 @@ class Fed:
     prepare_seconds: float
 
 
-class PlanSource:
-    """Where plans come from: the planner actor. Tests give another object with the same two methods.
-
-    A plan lives in the planner's process until a node has pulled it. A planner that died meanwhile comes back and makes
-    the same plan again, so it is asked again, `ASK_AGAIN` times.
-    """
-
-    def __init__(self, actor: Any, attempt: int, topology: Topology, timeout: float) -> None:
-        self._actor, self._attempt, self._nodes, self._timeout = actor, attempt, topology.nodes, timeout
+class Plans(Protocol):
+    """Where plans come from; on Ray the planner actor (`driver.planner.PlanSource`)."""
 
     def step(self, step: int, before: StreamState) -> PlannedStep:
-        """Raises RaypackError: the planner's reason, or that it did not answer in time."""
-        planned: PlannedStep = self._get(
-            lambda: self._actor.plan.remote(self._attempt, self._nodes, step, before), f"the plan of step {step}"
-        )
-        return planned
+        """Raises RaypackError: why there is no plan."""
 
-    def held_out(self) -> Plan | None:
-        plan: Plan | None = self._get(
-            lambda: self._actor.held_out.remote(self._nodes), "the plan of the held-out samples"
-        )
-        return plan
-
-    def _get(self, ask: Callable[[], Any], what: str) -> Any:
-        end = time.monotonic() + self._timeout
-        for left in range(ASK_AGAIN, -1, -1):
-            try:
-                (reference,) = ray.get(ask(), timeout=max(0.0, end - time.monotonic()))
-                return ray.get(reference, timeout=max(0.0, end - time.monotonic()))
-            except ray.exceptions.GetTimeoutError:
-                raise RaypackError(
-                    f"waited timeouts.plan = {self._timeout:g} s for {what} from the planner; is its node alive?"
-                ) from None
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                text = str(cause) if isinstance(cause, RaypackError) else f"{type(cause).__name__}: {cause}"
-                raise RaypackError(f"the planner could not make {what}: {text}") from None
-            except ray.exceptions.RayError as error:
-                if not left:
-                    raise RaypackError(f"the planner is gone while {what} was asked for: {error}") from None
-        raise AssertionError("unreachable")
+    def held_out(self) -> Plan | None: ...
 
 
 class Feed:
@@ -89,7 +50,7 @@ class Feed:
         steps: one past the last step.
     """
 
-    def __init__(self, source: PlanSource, prepare: Prepare, step: int, state: StreamState, steps: int) -> None:
+    def __init__(self, source: Plans, prepare: Prepare, step: int, state: StreamState, steps: int) -> None:
         self._source, self._prepare, self._steps = source, prepare, steps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._planned: Future[PlannedStep] | None = None

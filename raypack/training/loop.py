@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from raypack.checkpoint.checkpoints import Checkpoints, RunState, load, newest
-from raypack.checkpoint.state import check_same
+from raypack.checkpoint.addresses import store_of
+from raypack.checkpoint.checkpoints import Checkpoints, load
+from raypack.checkpoint.state import RunState, check_same, newest
 from raypack.checkpoint.storage import Store
 from raypack.comm.agreement import agree, digest_of
 from raypack.comm.faults import is_echo, is_timeout
@@ -36,8 +37,8 @@ from raypack.observe.run_files import keep_plan
 from raypack.observe.trace import recording, write_trace
 from raypack.plan.plan import Plan, StreamState
 from raypack.plan.topology import Topology
-from raypack.planning.steps import PlannedStep, plan_cluster
-from raypack.training.feed import Feed
+from raypack.planning.steps import plan_cluster
+from raypack.training.feed import Feed, Plans
 from raypack.training.optimizer import build_optimizer
 from raypack.training.parameters import build_parameters
 from raypack.training.peak import matmul_rate
@@ -47,14 +48,6 @@ from raypack.training.reports import Reports
 from raypack.training.step import StepResult, Trainer, evaluate_loss, train_step
 from raypack.training.work import StepWork, prepare
 from raypack.version import code_version
-
-
-class Plans(Protocol):
-    """Where plans come from: the planner actor (`feed.PlanSource`)."""
-
-    def step(self, step: int, before: StreamState) -> PlannedStep: ...
-
-    def held_out(self) -> Plan | None: ...
 
 
 @dataclass(frozen=True)
@@ -190,7 +183,7 @@ def _set_up(job: Job, seat: Seat) -> Run:
         progress=seat.progress,
     )
     seat.progress.inside = lambda: trainer.wire.inside
-    store = Store.of(config, Path(job.run_dir))
+    store = store_of(config, Path(job.run_dir))
 
     def recorded(step: int) -> None:
         """What a checkpoint makes final must be on record: a later attempt does not do it again."""

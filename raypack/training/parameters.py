@@ -6,13 +6,13 @@ ranks and rounds of the gradient of (sum of token losses / labels of the step). 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -29,8 +29,11 @@ BUCKET_BYTES = 64 * 2**20
 class Parameters(Protocol):
     """See the module's text."""
 
-    model: HybridModel
-    masters: dict[str, torch.Tensor]
+    @property
+    def model(self) -> HybridModel: ...
+
+    @property
+    def masters(self) -> Mapping[str, torch.Tensor]: ...
 
     def collect(self) -> None:
         """After each round's backward: add its gradients to the masters', never below fp32."""
@@ -150,6 +153,7 @@ class Sharded:
         dtype: torch.dtype,
     ) -> None:
         group = groups.world if groups is not None and groups.world is not None else dist.group.WORLD
+        assert group is not None  # sharded parameters need a process group, of one rank or more
         ranks = list(range(dist.get_world_size(group)))
         mesh = DeviceMesh.from_group(group, device.type, mesh=torch.tensor(ranks))
         # Inputs are not cast: FSDP2 would rebuild every dataclass among them (frames, routing slots) on the way.
@@ -189,7 +193,7 @@ class Sharded:
 
     def release(self) -> None:
         """After a forward without a backward: drop the gathered parameters, which the next update would outdate."""
-        self.model.reshard()
+        cast(FSDPModule, self.model).reshard()
 
     def collect(self) -> None:
         """FSDP2 has added this round's scattered sum to the masters' gradients."""

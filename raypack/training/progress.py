@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from raypack.observe.pulse import FIRST_PLAN, Pulse
+from raypack.observe.reporter import FIRST_PLAN, Pulse
 
 # Phases that are nothing but waiting for the other ranks.
 WAITS = ("agree", "gradient_reduce")

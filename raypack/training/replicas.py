@@ -32,5 +32,5 @@ def weights_digest(tensors: Iterable[torch.Tensor]) -> bytes:
     """SHA-256 over the bytes of the tensors, in order."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

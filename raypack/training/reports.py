@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import resource
 import socket
-import time
 from dataclasses import dataclass
-from typing import Any
 
-import ray
 import torch
 
 from raypack.observe.record import RankReport, StepFacts, ids_digest
@@ -17,8 +14,6 @@ from raypack.plan.topology import Topology
 from raypack.planning.steps import PlannedStep
 from raypack.training.feed import Fed
 from raypack.training.step import StepResult, Trainer
-
-POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -98,28 +93,6 @@ class Reports:
             expert_load_max=model.experts / model.experts_active if result.expert_load else None,
             applied=result.applied,
         )
-
-
-@dataclass(frozen=True)
-class OnRecord:
-    """Waits until a step of `attempt` is on the observer's record, at most `timeout` seconds. Any thread may call it.
-
-    Observing never stops training: where the observer cannot say so in time, the caller goes on.
-    """
-
-    observer: Any
-    attempt: int
-    timeout: float
-
-    def __call__(self, step: int) -> None:
-        deadline = time.monotonic() + self.timeout
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                if step in ray.get(self.observer.receipt.remote(self.attempt), timeout=left).settled:
-                    return
-            except ray.exceptions.RayError:
-                pass  # it starts again, or is gone for good
-            time.sleep(min(POLL_SECONDS, left))
 
 
 def _memory(device: torch.device) -> int:

@@ -1,36 +1,59 @@
-"""Gathers of layers that leave tokens in their shards: K and V for F layers (`kv_gather`), states for L layers.
+"""What gathered keys and values (kv_gather, LASP-2H) ask of ranks, as ask, addition and floor (`exchange.asks`).
 
-Both are counted as what a rank sends to each other rank of a block. Gathered K and V are padded to the longest shard of
-the block; a rank computes the causal pairs of its own queries, so the last ranks of a document do most. States are one
-slot a child width of the component, whatever the number of tokens.
+Queries stay in their shards; K and V of a block are padded to its longest shard and sent to each other rank. A rank
+computes the causal pairs of its own queries, so the last ranks of a document do most.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from raypack.cost.costs import PASSES, Costs
 from raypack.cost.flops import causal_pairs
-from raypack.cost.gathered import Gathered
-from raypack.plan.grid import Grid
+from raypack.cost.rates import PASSES, Rates
+from raypack.exchange.asks import Addition, Ask, Floor
+from raypack.exchange.cohorts import Cohorts, Shards
+from raypack.exchange.heads.cost import launches
+from raypack.plan.grid import Grid, grid
+from raypack.plan.names import KV_GATHER
+from raypack.plan.topology import Block, Topology
+
+SITE = "kv_gather"
 
 
-def gather_keys(
-    blocks: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]], where: Grid, costs: Costs, recompute: str
-) -> Gathered:
-    """The kv_gather documents of a round.
-
-    Args:
-        blocks: {(first rank, width): (lengths of its documents in canonical order, rows of each of its ranks)}.
-    """
-    found, passes = Gathered.nothing(len(where.node)), PASSES[recompute].exchange
-    heads, kv_heads = costs.model.heads, 2 * costs.model.kv_heads
-    for (first, width), (lengths, rows) in blocks.items():
-        ranks, longest = slice(first, first + width), int(rows.max())
-        found.send(ranks, passes * longest * kv_heads * costs.head_bytes, passes, where, costs)
+def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str) -> Ask:
+    """Exact to the token, for documents with parent = child."""
+    world, passes = shards.world, PASSES[recompute].exchange
+    heads, kv_heads = rates.model.heads, 2 * rates.model.kv_heads
+    found, sent = Ask.nothing(world), (np.zeros(world, dtype=np.int64), np.zeros(world, dtype=np.int64))
+    for block, lengths, rows in _blocks(shards, cohorts):
+        ranks, longest = slice(block.first, block.end), int(rows.max())
+        copies(found, sent, ranks, passes * longest * kv_heads * rates.head_bytes, passes, shards.where, rates)
         found.pairs[ranks] += _own_pairs(lengths, rows)
-        found.held[ranks] += width * longest * kv_heads + rows * heads
-    return found
+        found.held[ranks] += block.width * longest * kv_heads + rows * heads
+    return found + Ask(**{**vars(Ask.nothing(world)), "calls": launches(cohorts, world), "sent": {SITE: sent}})
+
+
+def copies(
+    found: Ask, sent: tuple[np.ndarray, np.ndarray], ranks: slice, size: int, calls: int, where: Grid, rates: Rates
+) -> None:
+    """Every rank of a block sends `size` bytes to each other one, in `calls` collectives: added in place."""
+    near = np.minimum(where.node_end[ranks], ranks.stop) - np.maximum(where.node_first[ranks], ranks.start)
+    intra, inter = size * (near - 1), size * (ranks.stop - ranks.start - near)
+    sent[0][ranks] += intra
+    sent[1][ranks] += inter
+    found.seconds[ranks] += np.maximum(intra / rates.cluster.intra_rate, inter / rates.cluster.inter_rate)
+    found.latency[ranks] += calls * rates.latency(crosses=bool(where.node[ranks.start] != where.node[ranks.stop - 1]))
+
+
+def _blocks(shards: Shards, cohorts: Cohorts) -> list[tuple[Block, np.ndarray, np.ndarray]]:
+    """Each block, the lengths of its documents in canonical order, and its rows on each of its ranks."""
+    held, rows, blocks = shards.held(cohorts), shards.rows, []
+    for first, width in sorted(set(zip(cohorts.child_first.tolist(), cohorts.child_width.tolist(), strict=True))):
+        mine = (cohorts.child_first[held.cohort] == first) & (cohorts.child_width[held.cohort] == width)
+        own = np.bincount(held.rank[mine] - first, held.own[mine], width).astype(np.int64)
+        inside = (rows.attention == KV_GATHER) & (rows.child_first == first) & (rows.child_width == width)
+        blocks.append((Block(first, width), rows.length[inside], own))
+    return blocks
 
 
 def _own_pairs(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -40,3 +63,30 @@ def _own_pairs(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:
     edges = np.concatenate(([0], np.cumsum(rows)))
     document = np.searchsorted(starts, edges, side="right") - 1
     return np.diff(before[document] + causal_pairs(edges - starts[document]))
+
+
+def shares(width: int) -> np.ndarray:
+    """Of c ranks that hold one document evenly, number i computes (2 i + 1) / c^2 of the causal pairs."""
+    return (2 * np.arange(width) + 1) / width**2
+
+
+def addition(topology: Topology, rates: Rates, parent: Block, child: Block) -> Addition:
+    """A token of a document that lies evenly on its block: its K and V go to every other rank."""
+    node, width = grid(topology).node[parent.first : parent.end], parent.width
+    near = np.bincount(node - node[0])[node - node[0]]
+    kv_heads, held = 2 * rates.model.kv_heads, np.full(width, 2.0 * rates.model.kv_heads)
+    sent = kv_heads * np.stack([near - 1, near - 1, width - near, width - near]) / width
+    return Addition(shares(width), held + rates.model.heads / width, sent, np.zeros((4, width)))
+
+
+def floor(topology: Topology, rates: Rates, block: Block) -> Floor:
+    """The stream may put the document on any of the ranks: the busiest computes at least its even share of the pairs,
+    and padding only adds to what the tokens themselves send."""
+    node, width = grid(topology).node[block.first : block.end], block.width
+    near = np.bincount(node - node[0])[node - node[0]]
+    size = 2 * rates.model.kv_heads * rates.head_bytes
+    intra = float((near - 1).min()) * size / rates.cluster.intra_rate
+    inter = float((width - near).min()) * size / rates.cluster.inter_rate
+    least = max(intra, inter) / width
+    held = 2 * rates.model.kv_heads + rates.model.heads / width
+    return Floor(1 / width, held, least, least, 0.0, intra, inter, calls=1 if width > 1 else 0)

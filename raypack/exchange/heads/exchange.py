@@ -1,21 +1,18 @@
 """From one layout to another: one all-to-all and the row moves around it (docs/exchange.md).
 
-Everything here is decided on the host from a `Layout` (`exchange_build`); nothing communicates (`wire` does). Units: a
+Everything here is decided on the host from a `Layout` (`build`); `rows` moves, `run` communicates. Units: a
 *vector* is one head of one token, `head_dim` numbers. Token tensors are [rows, heads, head_dim] with the heads of a
 token in the order Q, K, V; the *wire* is [vectors, head_dim], ordered (destination, placement, token, head).
 
-`to_heads` moves (pack, all-to-all, unpack) bring tokens of the child layout to the head layout; `to_tokens` is the
-exact adjoint: rows back, and the copies of a KV head summed in rank order, never below fp32.
+Moves to heads bring tokens of the child layout to the head layout; those to tokens are the exact adjoint: rows back,
+and the copies of a KV head summed in rank order, never below fp32.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import torch
 
 from raypack.plan.heads import head_share
 from raypack.plan.topology import Block
@@ -136,94 +133,8 @@ class Exchange:
     local: tuple[int, int, int] | None
     copied: bool
 
-    # -- tokens -> heads ----------------------------------------------------------------------------------------
-
     @cached_property
     def keeps_received(self) -> bool:
         """Whether some call is a view of the received wire, which then must not be used again."""
         parts = Counter(piece.call for piece in self.gather if self.calls[piece.call].vectors)
         return 1 in parts.values()
-
-    def pack(self, x: torch.Tensor, buffer: torch.Tensor | None = None) -> torch.Tensor:
-        """Token tensor [rows, heads, head_dim] -> wire [sum(send), head_dim], in `buffer` where one is given."""
-        x = x.contiguous()
-        wire = x.new_empty(sum(self.send), x.shape[-1]) if buffer is None else buffer
-        for move in self.moves:
-            _on_wire(move, wire).copy_(_on_tokens(move, x))
-        return wire
-
-    def unpack(self, wire: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-        """Received wire [sum(receive), head_dim] (and the local rows of `x`) -> one [tokens, vectors, D] a call."""
-        parts: list[list[torch.Tensor]] = [[] for _ in self.calls]
-        for piece in self.gather:
-            # A call without heads must be no view either: the wire's buffer may be used again before its backward.
-            if vectors := self.calls[piece.call].vectors:
-                rows = wire[piece.wire_at : piece.wire_at + piece.rows * vectors]
-                parts[piece.call].append(rows.view(piece.rows, vectors, -1))
-        out = []
-        for call, part in zip(self.calls, parts, strict=True):
-            if part:
-                out.append(part[0] if len(part) == 1 else torch.cat(part))
-            else:
-                out.append(x.new_empty(call.tokens, call.vectors, x.shape[-1]))
-        if self.local is not None:
-            index, first, end = self.local
-            out[index] = x[first:end]
-        return out
-
-    # -- heads -> tokens ----------------------------------------------------------------------------------------
-
-    def pack_calls(
-        self, calls: Sequence[torch.Tensor], like: torch.Tensor, buffer: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Call tensors -> wire [sum(receive), head_dim]: what `unpack` received, sent back.
-
-        No copy where one call's rows are the wire's already; else in `buffer` where one is given.
-        """
-        parts = [calls[p.call][p.row : p.row + p.rows] for p in self.pieces if self.calls[p.call].vectors]
-        if not parts:
-            return like.new_empty(0, like.shape[-1])
-        flat = [part.reshape(-1, part.shape[-1]) for part in parts]
-        return flat[0] if len(flat) == 1 else torch.cat(flat, out=buffer)
-
-    def unpack_tokens(self, wire: torch.Tensor, calls: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Returned wire [sum(send), head_dim] -> token tensor; copies of a KV head are summed in rank order."""
-        x = like.new_empty(self.rows, self.heads.per_token, like.shape[-1])
-        total = None
-        if self.copied:
-            kv = 2 * self.heads.kv_heads
-            wide = torch.promote_types(x.dtype, torch.float32)
-            total = torch.zeros(self.rows, kv, x.shape[-1], dtype=wide, device=x.device)
-        for move in self.moves:
-            received = _on_wire(move, wire)
-            if total is not None and move.is_kv:
-                _add(move, received, total, self.heads)
-            else:
-                _on_tokens(move, x).copy_(received)
-        if total is not None:
-            x[:, self.heads.heads :] = total
-        if self.local is not None:
-            index, first, end = self.local
-            x[first:end] = calls[index]
-        return x
-
-
-def _on_tokens(move: Move, x: torch.Tensor) -> torch.Tensor:
-    """The view [count, rows, heads, D] of a contiguous token tensor that `move` names."""
-    _, per_token, dim = x.shape
-    stride = (move.token_step * dim, per_token * dim, dim, 1)
-    return x.as_strided((move.count, move.rows, move.heads, dim), stride, x.storage_offset() + move.token_at * dim)
-
-
-def _on_wire(move: Move, wire: torch.Tensor) -> torch.Tensor:
-    dim = wire.shape[-1]
-    stride = (move.wire_step * dim, move.wire_row * dim, dim, 1)
-    return wire.as_strided((move.count, move.rows, move.heads, dim), stride, wire.storage_offset() + move.wire_at * dim)
-
-
-def _add(move: Move, received: torch.Tensor, total: torch.Tensor, heads: Heads) -> None:
-    """Add copies one after the other, so that the order of the sum is the order of the ranks."""
-    row, vector = divmod(move.token_at, heads.per_token)
-    for i in range(move.count):
-        first = vector - heads.heads + i * move.token_step
-        total[row : row + move.rows, first : first + move.heads] += received[i]

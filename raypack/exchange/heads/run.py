@@ -9,24 +9,25 @@ import torch
 
 from raypack.comm.wire import Wire
 from raypack.exchange.heads.exchange import Exchange
+from raypack.exchange.heads.rows import pack, pack_calls, unpack, unpack_tokens
 
 
 def _spread_heads(x: torch.Tensor, exchange: Exchange, wire: Wire, site: str) -> list[torch.Tensor]:
     """Pack, all-to-all, unpack: token tensor [rows, heads, D] -> one [tokens, vectors, D] a call."""
-    sent = exchange.pack(x, wire.scratch("send", sum(exchange.send), x))
+    sent = pack(exchange, x, wire.scratch("send", sum(exchange.send), x))
     count = sum(exchange.receive)
     out = x.new_empty(count, x.shape[-1]) if exchange.keeps_received else wire.scratch("receive", count, x)
     wire.all_to_all(out, sent, exchange.block, site, exchange.send, exchange.receive)
-    return exchange.unpack(out, x)
+    return unpack(exchange, out, x)
 
 
 def _bring_back(calls: Sequence[torch.Tensor], exchange: Exchange, wire: Wire, site: str) -> torch.Tensor:
     """The adjoint of `_spread_heads`."""
     like = calls[0]
-    sent = exchange.pack_calls(calls, like, wire.scratch("send", sum(exchange.receive), like))
+    sent = pack_calls(exchange, calls, like, wire.scratch("send", sum(exchange.receive), like))
     out = wire.scratch("receive", sum(exchange.send), like)
     wire.all_to_all(out, sent, exchange.block, site, exchange.receive, exchange.send)
-    return exchange.unpack_tokens(out, calls, like)
+    return unpack_tokens(exchange, out, calls, like)
 
 
 class _ToHeads(torch.autograd.Function):

@@ -1,6 +1,7 @@
-"""hsap over nodes as load: heads split over the ranks of each node, segments of documents over the nodes.
+"""What hsap asks of ranks, as ask, addition and floor (`exchange.asks`): heads split over the ranks of each node,
+segments of documents over the nodes.
 
-Segments and transfers are those of `parallel.segments` and `parallel.kv_transfers`, so bytes are exact. Keys that cross
+Segments and transfers are those that the ranks themselves use, so bytes are exact. Keys that cross
 nodes travel while the ranks attend to what they have: only what takes longer than that is charged.
 """
 
@@ -11,74 +12,32 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.cost.costs import PASSES, Costs, HeadWeights
-from raypack.cost.flops import causal_pairs
+from raypack.cost.flops import causal_pairs, softmax_pair_flops
+from raypack.cost.rates import PASSES, Rates
+from raypack.exchange.asks import Addition, Ask, Floor
+from raypack.exchange.cohorts import Cohorts, Documents, Shards
+from raypack.exchange.heads.cost import HeadWeights, weights_of
 from raypack.exchange.hsap.segments import Segmentation
 from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, Transfers, part, transfers_of
-from raypack.plan.grid import Grid, unions
 from raypack.plan.heads import head_share
+from raypack.plan.topology import Block, Topology
+
+SITE = "kv_exchange"
 
 
-@dataclass(frozen=True)
-class SpreadDocuments:
-    """int64 arrays [documents], in canonical order. `at` is the document's first token on the axis of all child
-    streams; edges[edge : edge + child_width + 1] are its stream's shards on that axis."""
-
-    length: np.ndarray
-    parent_first: np.ndarray
-    parent_width: np.ndarray
-    child_first: np.ndarray
-    child_width: np.ndarray
-    at: np.ndarray
-    edge: np.ndarray
-
-    def select(self, mask: np.ndarray) -> SpreadDocuments:
-        return SpreadDocuments(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
-
-
-@dataclass(frozen=True)
-class SpreadLoad:
-    """float64 arrays [world] of one full layer; `inward` and `outward` are heads x tokens of one pass, in the order
-    (sent intra, sent inter, received intra, received inter).
-
-    Attributes:
-        pairs: query-key pairs times the share of the heads.
-        held: tokens x heads.
-        calls: attention calls of one pass.
-        seconds: of K and V on their way, all passes, beyond what attention hides.
-        intra, inter: bytes of K and V and their gradients sent, all passes (int64).
-    """
-
-    pairs: np.ndarray
-    held: np.ndarray
-    calls: np.ndarray
-    inward: np.ndarray
-    outward: np.ndarray
-    seconds: np.ndarray
-    intra: np.ndarray
-    inter: np.ndarray
-
-
-def spread_load(documents: SpreadDocuments, edges: np.ndarray, where: Grid, costs: Costs, recompute: str) -> SpreadLoad:
-    """The spread documents of a round."""
-    world = len(where.node)
-    found = SpreadLoad(
-        pairs=np.zeros(world),
-        held=np.zeros(world),
-        calls=np.zeros(world),
-        inward=np.zeros((4, world)),
-        outward=np.zeros((4, world)),
-        seconds=np.zeros(world),
-        intra=np.zeros(world, dtype=np.int64),
-        inter=np.zeros(world, dtype=np.int64),
-    )
-    first, end = unions(documents.parent_first, documents.parent_width)
-    for a, b in zip(first.tolist(), end.tolist(), strict=True):
-        inside = (documents.parent_first >= a) & (documents.parent_first < b)
-        block = _Block(documents.select(inside), edges, a, b, int(where.node_end[a] - a), costs)
+def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str) -> Ask:
+    """Exact to the token, for cohorts whose parent spans nodes of one size."""
+    documents, where = shards.documents(cohorts), shards.where
+    found = Ask.nothing(shards.world)
+    found.sent[SITE] = np.zeros(shards.world, dtype=np.int64), np.zeros(shards.world, dtype=np.int64)
+    for ranks, _ in cohorts.components(where):
+        first, end = ranks.start, ranks.stop
+        inside = (documents.parent_first >= first) & (documents.parent_first < end)
+        width = int(where.node_end[first] - first)
+        block = _Block(documents.select(inside), shards.edges, first, end, width, rates)
         _attend(found, block)
         _exchange(found, block)
-        _keys(found, block, costs, recompute)
+        _keys(found, block, rates, recompute)
     return found
 
 
@@ -86,12 +45,12 @@ def spread_load(documents: SpreadDocuments, edges: np.ndarray, where: Grid, cost
 class _Block:
     """The spread documents of one widest parent [first, end) with nodes of `width` ranks."""
 
-    documents: SpreadDocuments
+    documents: Documents
     edges: np.ndarray
     first: int
     end: int
     width: int
-    costs: Costs
+    rates: Rates
 
     @cached_property
     def nodes(self) -> int:
@@ -100,7 +59,7 @@ class _Block:
     @cached_property
     def heads(self) -> HeadWeights:
         """Of the ranks of one node."""
-        return self.costs.weights("hsap", self.width)
+        return weights_of(self.rates, self.width)
 
     def ranks(self, node: int) -> slice:
         return slice(self.first + node * self.width, self.first + (node + 1) * self.width)
@@ -159,7 +118,7 @@ class _Block:
         return found
 
 
-def _attend(found: SpreadLoad, block: _Block) -> None:
+def _attend(found: Ask, block: _Block) -> None:
     """Every token's queries see all keys up to it, wherever they come from."""
     segments, transfers = block.segments, block.transfers
     pairs = (causal_pairs(segments.high) - causal_pairs(segments.low)).astype(np.float64)
@@ -175,7 +134,7 @@ def _attend(found: SpreadLoad, block: _Block) -> None:
         found.calls[ranks] += 1 + steps[node]
 
 
-def _exchange(found: SpreadLoad, block: _Block) -> None:
+def _exchange(found: Ask, block: _Block) -> None:
     """Tokens to heads and back, head by head: a rank's own part is free."""
     moved, shares = block.moved, len(block.heads.into)
     index = np.arange(block.end - block.first)
@@ -192,10 +151,12 @@ def _exchange(found: SpreadLoad, block: _Block) -> None:
     found.outward[:, ranks] += (queries * near, queries * far, own * (queries_node - queries), to_others * queries_node)
 
 
-def _keys(found: SpreadLoad, block: _Block, costs: Costs, recompute: str) -> None:
+def _keys(found: Ask, block: _Block, rates: Rates, recompute: str) -> None:
     """K and V go out once a forward and once more for the backward, their gradients come back once."""
-    forwards, size = PASSES[recompute].exchange, costs.head_bytes
-    kinds = _key_ranges(costs, block.width)
+    forwards, size = PASSES[recompute].exchange, rates.head_bytes
+    intra_sent, inter_sent = found.sent[SITE]
+    attention = PASSES[recompute].attention * (softmax_pair_flops(rates.model) / rates.attention_rate)
+    kinds = _key_ranges(rates, block.width)
     moves = block.transfers
     rows = (np.bincount(end, moves.high - moves.low, block.nodes) for end in (moves.source, moves.target))
     for node, (sent, received) in enumerate(zip(*(each.astype(np.int64).tolist() for each in rows), strict=True)):
@@ -210,14 +171,48 @@ def _keys(found: SpreadLoad, block: _Block, costs: Costs, recompute: str) -> Non
             inter = (forwards * out + into, forwards * into + out)
             intra = (forwards * give + take, forwards * take + give)
             rank = block.first + node * block.width + share
-            found.inter[rank] += inter[0] * vectors
-            found.intra[rank] += intra[0] * vectors
-            bytes_ = max(inter) * vectors / costs.cluster.inter_rate, max(intra) * vectors / costs.cluster.intra_rate
-            seconds = max(bytes_) + (forwards + 1) * moves.ticks * costs.latency(crosses=True)
-            hidden = found.pairs[rank] * costs.attention_seconds(recompute)
+            intra_sent[rank] += intra[0] * vectors
+            inter_sent[rank] += inter[0] * vectors
+            bytes_ = max(inter) * vectors / rates.cluster.inter_rate, max(intra) * vectors / rates.cluster.intra_rate
+            seconds = max(bytes_) + (forwards + 1) * moves.ticks * rates.latency(crosses=True)
+            hidden = found.pairs[rank] * attention
             found.seconds[rank] += max(0.0, seconds - hidden)
 
 
-def _key_ranges(costs: Costs, width: int) -> list[tuple[int, int]]:
+def _key_ranges(rates: Rates, width: int) -> list[tuple[int, int]]:
     """KV heads [first, end) of every rank of a node."""
-    return [share[2:] for share in head_share(costs.model.heads, costs.model.kv_heads, width)]
+    return [share[2:] for share in head_share(rates.model.heads, rates.model.kv_heads, width)]
+
+
+def addition(topology: Topology, rates: Rates, parent: Block, child: Block) -> Addition:
+    """A token of a document that lies evenly on `child` and of which every node of `parent` attends for as much.
+
+    Tokens that the child's nodes hold beyond that go to other nodes; K and V go on to half of the others, as causality
+    asks in the mean.
+    """
+    nodes = len(topology.node_sizes(parent))
+    width = parent.width // nodes
+    held, world = weights_of(rates, width), np.arange(parent.width)
+    own = ((world >= child.first - parent.first) & (world < child.end - parent.first)) / child.width
+    node = world // width
+    there = np.bincount(node, own, nodes)[node]
+    kept = np.minimum(there, 1 / nodes)
+    stays, leaves = own * kept / np.where(there > 0, there, 1), own * (1 - kept / np.where(there > 0, there, 1))
+    comes = 1 / nodes - kept
+    into, queries = np.tile(held.into, nodes), np.tile(held.queries, nodes)
+    keys = np.tile(held.copied, nodes) * (nodes - 1) / (2 * nodes)
+
+    def moved(heads: np.ndarray, extra: np.ndarray | float) -> np.ndarray:
+        every = heads[:width].sum()
+        near = stays * (every - heads), heads * (kept - stays)
+        return np.stack([*near, leaves * every + extra, heads * comes + extra])
+
+    return Addition(np.tile(held.share, nodes) / nodes, into / nodes, moved(into, keys), moved(queries, 0.0))
+
+
+def floor(topology: Topology, rates: Rates, parent: Block) -> Floor:
+    """At home, whatever the plan holds besides, the document may move nothing; the busiest node attends for at least
+    its even share."""
+    nodes = len(topology.node_sizes(parent))
+    held = weights_of(rates, parent.width // nodes)
+    return Floor(float(held.share.max()) / nodes, float(held.into.max()) / nodes, calls=2)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raypack.exchange.hsap.segments import Segmentation
-from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, Transfers, transfers, transfers_of
+from raypack.exchange.hsap.transfers import Pack, Transfers, transfers_of
 
 
 class Signature(NamedTuple):
@@ -95,20 +95,16 @@ class Schedule:
 @lru_cache(maxsize=512)
 def schedule_of(signature: Signature) -> Schedule:
     """The schedule of one node; a look-up where the shape has been seen before."""
-    return _schedule(*transfers_of(signature.packs, signature.step_rows), signature.node)
+    return compile_schedule(*transfers_of(signature.packs, signature.step_rows), signature.node)
 
 
-def compile_schedule(segments: Segmentation, node: int, step_rows: int = STEP_ROWS) -> Schedule:
+def compile_schedule(segments: Segmentation, table: Transfers, node: int) -> Schedule:
     """The schedule of `node` for any segmentation.
 
     Args:
         segments: of all documents; a document may lie on any of the nodes, in any number of ranges.
-        step_rows: most rows of one message, at least 1.
+        table: `transfers` of them.
     """
-    return _schedule(segments, transfers(segments, step_rows), node)
-
-
-def _schedule(segments: Segmentation, table: Transfers, node: int) -> Schedule:
     local = np.flatnonzero(segments.node == node)
     documents = int(segments.document[-1]) + 1
     sizes = segments.high[local] - segments.low[local]

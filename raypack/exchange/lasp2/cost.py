@@ -1,22 +1,45 @@
-"""What the gather of states asks of every rank."""
+"""What the gather of states (LASP-2) asks of ranks: one slot a child width of the component, whatever its tokens."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from raypack.cost.costs import PASSES, Costs
-from raypack.cost.gathered import Gathered
-from raypack.plan.grid import Grid, unions
+from raypack.cost.rates import Rates
+from raypack.exchange.asks import Ask
+from raypack.exchange.cohorts import Cohorts, Shards
+from raypack.exchange.gathered.cost import copies
+from raypack.plan.grid import Grid, grid
+from raypack.plan.topology import Block, Topology
+
+SITE = "state_gather"
 
 
-def gather_states(
-    child_first: np.ndarray, child_width: np.ndarray, where: Grid, costs: Costs, recompute: str
-) -> Gathered:
-    """The states of one L layer of a round, from its child blocks."""
-    found, passes = Gathered.nothing(len(where.node)), PASSES[recompute].exchange
-    for a, b in zip(*(x.tolist() for x in unions(child_first, child_width)), strict=True):
-        if b - a > 1:
-            inside = (child_first >= a) & (child_first < b) & (child_width > 1)
-            size = len(np.unique(child_width[inside])) * costs.state_bytes(recompute)
-            found.send(slice(a, b), size, passes * costs.state_calls, where, costs)
+def ask(shards: Shards, slot_bytes: int, calls: int, rates: Rates) -> Ask:
+    """The states of one layer, all passes of a step.
+
+    Args:
+        slot_bytes: what one slot sends to each other rank in a step.
+        calls: collectives of a step.
+    """
+    return _ask(shards.streams, shards.where, slot_bytes, calls, rates)
+
+
+def _ask(streams: Cohorts, where: Grid, slot_bytes: int, calls: int, rates: Rates) -> Ask:
+    world = len(where.node)
+    found, sent = Ask.nothing(world), (np.zeros(world, dtype=np.int64), np.zeros(world, dtype=np.int64))
+    first, width = streams.child_first, streams.child_width
+    for ranks, _ in streams.components(where):
+        inside = (first >= ranks.start) & (first < ranks.stop) & (width > 1)
+        size = len(np.unique(width[inside])) * slot_bytes
+        copies(found, sent, ranks, size, calls, where, rates)
+    found.sent[SITE] = sent
     return found
+
+
+def least_seconds(topology: Topology, slot_bytes: int, rates: Rates, child: Block) -> float:
+    """Seconds of the bytes of one layer's states on the child's busiest rank: a wider component only sends more."""
+    where = grid(topology)
+    near = np.minimum(where.node_end, child.end) - np.maximum(where.node_first, child.first)
+    near = near[child.first : child.end]
+    intra, inter = slot_bytes * (near - 1), slot_bytes * (child.width - near)
+    return float(np.maximum(intra / rates.cluster.intra_rate, inter / rates.cluster.inter_rate).max())

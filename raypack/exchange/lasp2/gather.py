@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -55,7 +56,7 @@ class Flight:
         if self.logs is not None:
             logs = self.logs[first:end, slot]
         elif self.decay is not None:
-            rows = self.plan.rows_beside(border, self.decay.device)
+            rows = rows_beside(self.plan, border, self.decay.device)
             logs = (rows[:, None] * self.decay)[:, :, None]
         else:
             return None
@@ -159,3 +160,20 @@ class _Finish(torch.autograd.Function):
         with record_function("state_gather start"):
             flight.gather = start_gather(grad, flight.plan.block, flight.wire, OP)
         return grad.new_zeros(()), None
+
+
+def piece_of_row(plan: StatePlan, device: torch.device) -> Tensor:
+    """int64 [rows]: index of the piece of every row; made once a round and device."""
+    pieces = plan.pieces
+    return plan.kept.keep(
+        ("pieces", device), lambda: _on(device, np.repeat(np.arange(len(pieces), dtype=np.int64), pieces))
+    )
+
+
+def rows_beside(plan: StatePlan, border: Border, device: torch.device) -> Tensor:
+    """int64 [ranks]: `border.rows`; made once a round and device."""
+    return plan.kept.keep((border, device), lambda: _on(device, np.array(border.rows, dtype=np.int64)))
+
+
+def _on(device: torch.device, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

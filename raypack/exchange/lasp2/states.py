@@ -11,14 +11,13 @@ before it, each scaled by the decay of the tokens in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from raypack.exchange.layout import Layout, Segments
 from raypack.exchange.streams import Stream, streams_around
+from raypack.kernels.kept import Kept
 from raypack.plan.topology import Block
 
 
@@ -78,21 +77,7 @@ class StatePlan:
     pieces: np.ndarray
     sections: tuple[int, ...]
     links: tuple[Link, ...]
-    _kept: dict[Hashable, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
-
-    def piece_of_row(self, device: torch.device) -> torch.Tensor:
-        """int64 [rows]: index of the piece of every row."""
-        return self._keep("pieces", device, lambda: np.repeat(np.arange(len(self.pieces), dtype=np.int64), self.pieces))
-
-    def rows_beside(self, border: Border, device: torch.device) -> torch.Tensor:
-        """int64 [ranks]: `border.rows`."""
-        return self._keep(border, device, lambda: np.array(border.rows, dtype=np.int64))
-
-    def _keep(self, key: Hashable, device: torch.device, make: Callable[[], np.ndarray]) -> torch.Tensor:
-        """Made once a round and device, used by every layer."""
-        if (key, device) not in self._kept:
-            self._kept[key, device] = torch.from_numpy(make()).to(device, non_blocking=True)
-        return self._kept[key, device]
+    kept: Kept = field(default_factory=Kept, repr=False, compare=False)
 
 
 def plan_states(layout: Layout, rank: int, segments: Segments) -> StatePlan:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from raypack.comm.wire import Wire
-from raypack.exchange.halo.rows import HaloPlan, halo_rows
+from raypack.exchange.halo.plan import HaloPlan
+from raypack.exchange.halo.rows import halo_rows, on_device
 
 
 def short_conv(x: Tensor, weight: Tensor, plan: HaloPlan, wire: Wire) -> Tensor:
@@ -62,7 +63,7 @@ def _taps(weight: Tensor) -> Tensor:
 
 def _inside(plan: HaloPlan, like: Tensor, w: int) -> Tensor:
     """1 for rows w, w + 1, ... whose document has a token w before, else 0: [n - w, 1]."""
-    return (plan.on(like.device, "since")[w:] >= w).to(like.dtype)[:, None]
+    return (on_device(plan, like.device, "since")[w:] >= w).to(like.dtype)[:, None]
 
 
 def _insert(x: Tensor, halo: Tensor, plan: HaloPlan) -> Tensor:

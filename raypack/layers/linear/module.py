@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
-from raypack.exchange.lasp2.gather import finish, start
+from raypack.exchange.lasp2.gather import finish, piece_of_row, start
 from raypack.exchange.lasp2.states import StatePlan
 from raypack.layers.frame import Frame
 from raypack.layers.linear.chunk import entered, inside, state_of
 from raypack.layers.linear.conv import short_conv
-from raypack.layers.norm import rms_norm
+from raypack.layers.linear.host_plan import LinearPlan
 
 GATE_TEMPER = 16.0
 """Gates are sigmoid(x) ** (1 / 16), so that they forget slowly at first (Yang et al. 2024, section 4.4)."""
@@ -37,9 +37,9 @@ class LinearAttention(nn.Module):
     Query heads share the states of their KV head. No rotary embedding: decay and convolution know the order.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, letter: str = "L") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.letter = config, letter
         h, k, d = config.heads, config.kv_heads, config.head_dim
         channels = (h + 2 * k) * d
         self.qkv = nn.Linear(config.width, channels, bias=False)
@@ -53,20 +53,21 @@ class LinearAttention(nn.Module):
     def forward(self, x: Tensor, frame: Frame, wire: Wire) -> Tensor:
         """[rows, width] -> [rows, width]."""
         c = self.config
-        assert frame.states is not None
+        plan = frame.plans[self.letter]
+        assert isinstance(plan, LinearPlan)
         qkv = self.qkv(x)
         if self.conv is not None:
-            assert frame.halo is not None
-            qkv = short_conv(qkv, self.conv, frame.halo, wire)
+            assert plan.halo is not None
+            qkv = short_conv(qkv, self.conv, plan.halo, wire)
         wide = torch.promote_types(x.dtype, torch.float32)
         qkv = qkv.to(wide).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], 1)
         q, k = _feature(q, c.linear_feature) * c.head_dim**-0.5, _feature(k, c.linear_feature)
         grouped = q.unflatten(1, (c.kv_heads, c.heads // c.kv_heads))
-        y = linear_attention(grouped, k, v, self._log_decay(x, wide), frame.states, wire, c.linear_chunk).flatten(1, 2)
+        y = linear_attention(grouped, k, v, self._log_decay(x, wide), plan.states, wire, c.linear_chunk).flatten(1, 2)
         y = y.to(x.dtype)
         if self.out_norm is not None:
-            y = rms_norm(y, self.out_norm, c.norm_eps)
+            y = F.rms_norm(y, self.out_norm.shape, self.out_norm, c.norm_eps)
         return self.out(y.flatten(1))
 
     def _log_decay(self, x: Tensor, wide: torch.dtype) -> Tensor | None:
@@ -100,7 +101,7 @@ def linear_attention(
     Returns:
         [rows, K, G, D].
     """
-    piece = plan.piece_of_row(q.device)
+    piece = piece_of_row(plan, q.device)
     if not plan.widths:
         return inside(q, k, v, g, piece, chunk)
     sizes = list(plan.sections)
