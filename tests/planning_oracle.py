@@ -17,8 +17,8 @@ from ortools.sat.python import cp_model
 
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
-from raypack.planning.exact import CHEAP, FULL, FULL_IN, FULL_OUT, SPARSE_HELD, SPARSE_IN, SPARSE_OUT, Places
 from raypack.planning.problem import Problem
+from tests.planning_exact import CHEAP, FULL, FULL_IN, FULL_OUT, SPARSE_HELD, SPARSE_IN, SPARSE_OUT, Places
 
 STEPS = 1_000_000
 """Integer steps of the area bound, and of the cap."""

@@ -16,7 +16,7 @@ import numpy as np
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
 from raypack.planning.problem import Problem
-from raypack.planning.profiles import node_cuts
+from raypack.planning.search.profiles import node_cuts
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP = range(5)
 FULL_IN, FULL_OUT, SPARSE_IN, SPARSE_OUT = (slice(at, at + 4) for at in (5, 9, 13, 17))
