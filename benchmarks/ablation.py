@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +33,7 @@ from raypack.planning.policies import best_table
 from raypack.planning.problem import Problem
 from raypack.planning.steps import ITEM_BYTES
 
-JOB = Path(__file__).parents[1] / "jobs" / "1f3s_local.toml"
+JOB = "1f3s_local"
 LONG = 131_072
 SYNCS: dict[str, dict[str, Any]] = {
     "step": {"sync": "step"},
