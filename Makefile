@@ -51,6 +51,7 @@ lint: $(STAMP) ## ruff (lint and format), mypy, vulture (dead code)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/vulture
 
 format: $(STAMP) ## let ruff mend what it can

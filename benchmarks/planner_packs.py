@@ -11,12 +11,11 @@ from rich.console import Console
 
 from benchmarks.planner_cases import grid_table, problem_of, real_lengths
 from raypack.plan.table import Table
-from raypack.planning.children import repack_table
 from raypack.planning.evaluate import evaluate_table
-from raypack.planning.parents import repack_parents_table
+from raypack.planning.greedy import capacity
 from raypack.planning.policies import best_table
 from raypack.planning.problem import Problem
-from raypack.planning.rounds import capacity
+from raypack.planning.repack import repack_parents_table, repack_table
 
 RANKS, RANK_TOKENS, NEED = 64, 16_384, 8_192
 AIMS = {"A": "repack -9 %, +parents -17 %, joint -28 %", "B": "+parents -2.5 %, joint -8 %"}

@@ -63,7 +63,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from raypack.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from raypack.comm.wire import Wire as Wire

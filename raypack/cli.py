@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import click
 
-from raypack import __version__
 from raypack.commands.refusal import Refusal
+from raypack.version import __version__
 
 
 class Entry(NamedTuple):

@@ -8,7 +8,7 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-import raypack
+__version__ = "0.1.0"
 
 
 def build() -> dict[str, str]:
@@ -21,8 +21,8 @@ def build() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """The package's version and a digest of its source files."""
-    root = Path(raypack.__file__).parent
+    root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return f"{raypack.__version__}+{digest.hexdigest()[:16]}"
+    return f"{__version__}+{digest.hexdigest()[:16]}"

@@ -80,7 +80,7 @@ BEFORE_STEP = """
 import sys, time
 sys.path.insert(0, {root!r})
 import raypack.driver.launch as launch
-from raypack.training.job import main
+from raypack.driver.job import main
 
 
 def train_worker(arguments):

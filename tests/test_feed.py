@@ -12,11 +12,11 @@ import pytest
 
 from raypack.config import Config
 from raypack.data.corpus import Corpus
+from raypack.driver import planner as planner_module
 from raypack.driver.planner import PlannerActor
 from raypack.errors import RaypackError
 from raypack.plan.plan import StreamState
 from raypack.plan.topology import Topology
-from raypack.planning import steps as planner_module
 from raypack.planning.steps import PlannedStep, StepPlanner
 from raypack.training.feed import Feed
 from tests.job_runs import TINY, tiny_corpus

@@ -29,12 +29,11 @@ def test_the_pure_parts_import_neither_torch_nor_ray() -> None:
     names = [
         "simulate.replay",
         "simulate.summary",
-        "simulate.timeline",
-        "simulate.calibrate",
-        "observe.pictures",
-        "observe.page",
-        "observe.compare_page",
-        "observe.policy_chart",
+        "report.timeline",
+        "calibrate.result",
+        "report.pictures",
+        "report.page",
+        "simulate.policy_chart",
     ]
     code = "import sys, importlib\n" + "".join(f"importlib.import_module('raypack.{name}')\n" for name in names)
     code += "print([m for m in ('torch', 'ray') if m in sys.modules])"

@@ -89,23 +89,23 @@ def measure(
     check_equal(topology.nodes)
     sizes = sizes or (CUDA_SIZES if device.type == "cuda" else CPU_SIZES)
     groups = Groups(topology, device, wanted.timeout)
-    watch = Stopwatch(groups.host, device, wanted.repeats)
+    timer = CallTimer(groups.host, device, wanted.repeats)
     node = topology.node_block(topology.node_of[rank])
     intra = inter = rounds = None
     if node.width > 1:
-        intra = _exchanges(watch, groups[node], _inside(topology, rank), sizes.exchange)
+        intra = _exchanges(timer, groups[node], _inside(topology, rank), sizes.exchange)
     if len(topology.nodes) > 1:
-        inter = _exchanges(watch, groups[groups.world_block], _outside(topology, rank), sizes.exchange)
+        inter = _exchanges(timer, groups[groups.world_block], _outside(topology, rank), sizes.exchange)
     if wanted.model is not None:
-        rounds = measure_rounds(groups, watch, wanted.model, train_settings(device, wanted.shard))
+        rounds = measure_rounds(groups, timer, wanted.model, train_settings(device, wanted.shard))
     return Measurements(
         nodes=topology.nodes,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         backend=backend_for(device),
         kernel=select_backend(device, sizes.dtype),
-        launch_seconds=watch.seconds(_attention_call(sizes, 16, device)) / 2,
-        matmul=_matmuls(watch, sizes, device),
-        attention=_attentions(watch, sizes, device),
+        launch_seconds=timer.seconds(_attention_call(sizes, 16, device)) / 2,
+        matmul=_matmuls(timer, sizes, device),
+        attention=_attentions(timer, sizes, device),
         intra=intra,
         inter=inter,
         rounds=rounds,
@@ -113,18 +113,18 @@ def measure(
     )
 
 
-def _matmuls(watch: Stopwatch, sizes: Sizes, device: torch.device) -> Series:
+def _matmuls(timer: CallTimer, sizes: Sizes, device: torch.device) -> Series:
     seconds = []
     for side in sizes.matmul:
         a = torch.randn(side, side, device=device, dtype=sizes.dtype)
         b, out = torch.randn_like(a), torch.empty_like(a)
-        seconds.append(watch.seconds(partial(torch.mm, a, b, out=out)))
+        seconds.append(timer.seconds(partial(torch.mm, a, b, out=out)))
     return Series(tuple(2.0 * side**3 for side in sizes.matmul), tuple(seconds))
 
 
-def _attentions(watch: Stopwatch, sizes: Sizes, device: torch.device) -> Series:
+def _attentions(timer: CallTimer, sizes: Sizes, device: torch.device) -> Series:
     """Forward and backward of one causal document; FLOPs as the cost model counts them."""
-    seconds = tuple(watch.seconds(_attention_call(sizes, tokens, device)) for tokens in sizes.attention)
+    seconds = tuple(timer.seconds(_attention_call(sizes, tokens, device)) for tokens in sizes.attention)
     pair = TRAIN_PASSES * 4.0 * sizes.heads * sizes.head_dim
     return Series(tuple(pair * float(causal_pairs(tokens)) for tokens in sizes.attention), seconds)
 
@@ -148,27 +148,27 @@ def _outside(topology: Topology, rank: int) -> list[int]:
     return [int(other != node) for other in topology.node_of]
 
 
-def _exchanges(watch: Stopwatch, group: dist.ProcessGroup, peers: Sequence[int], sizes: Sequence[int]) -> Series:
+def _exchanges(timer: CallTimer, group: dist.ProcessGroup, peers: Sequence[int], sizes: Sequence[int]) -> Series:
     """All-to-alls with equal parts for the `peers` and none for other members of the group."""
     amounts, seconds = [], []
     for size in sizes:
         part = max(1, size // sum(peers))
         splits = [part * peer for peer in peers]
-        send = torch.ones(sum(splits), dtype=torch.uint8, device=watch.device)
+        send = torch.ones(sum(splits), dtype=torch.uint8, device=timer.device)
         call = partial(dist.all_to_all_single, torch.empty_like(send), send, splits, splits, group=group)
         amounts.append(float(len(send)))
-        seconds.append(watch.seconds(call))
+        seconds.append(timer.seconds(call))
     return Series(tuple(amounts), tuple(seconds))
 
 
-def measure_rounds(groups: Groups, watch: Stopwatch, model: ModelConfig, train: TrainSection) -> Series:
+def measure_rounds(groups: Groups, timer: CallTimer, model: ModelConfig, train: TrainSection) -> Series:
     """Seconds of training steps by their number of rounds, on every rank of `groups`.
 
     The slope of the line through them is `round_seconds`, what a round costs besides its work: kernel launches of all
     layers, gradient collection, parameter gathers where sharded. It depends on the model, so it is measured only for a
     given one. Every rank holds one sample of `TOKENS` tokens a round, so there is next to no work and no exchange.
     """
-    topology, rank, device = groups.topology, groups.rank, watch.device
+    topology, rank, device = groups.topology, groups.rank, timer.device
     parameters = build_parameters(model, train, 0, groups, device)
     trainer = Trainer(
         parameters,
@@ -182,7 +182,7 @@ def measure_rounds(groups: Groups, watch: Stopwatch, model: ModelConfig, train: 
     seconds = []
     for count in ROUNDS:
         work = prepare(empty_plan(topology.nodes, count), topology, rank, model, _first_tokens)
-        seconds.append(watch.seconds(partial(train_step, trainer, work)))
+        seconds.append(timer.seconds(partial(train_step, trainer, work)))
     return Series(tuple(map(float, ROUNDS)), tuple(seconds))
 
 
@@ -215,7 +215,7 @@ def train_settings(device: torch.device, shard: str) -> TrainSection:
     return TrainSection.model_validate({"dtype": dtype, "shard": shard})
 
 
-class Stopwatch:
+class CallTimer:
     """Times a call on all ranks together. Every rank makes the same calls in the same order.
 
     Args:

@@ -99,7 +99,7 @@ def simulate(
     trace = read_trace(lengths, tokens_per_step=tokens_per_step, seed=seed, clip=clip)
     with progress_bar(json_target) as progress:
         task = progress.add_task("plans", total=steps * len(names))
-        run = replay(
+        replayed = replay(
             trace,
             topology,
             machine,
@@ -110,13 +110,13 @@ def simulate(
             keep=() if picture_step is None else (picture_step,),
             progress=lambda: progress.advance(task),
         )
-    summaries = summarise(run)
+    summaries = summarise(replayed)
     if json_target != STANDARD_OUTPUT:
-        show(run, summaries, people_console(json_target))
+        show(replayed, summaries, people_console(json_target))
     if json_target:
-        write_json(to_data(run, summaries), json_target)
+        write_json(to_data(replayed, summaries), json_target)
     if picture:
-        draw(run, picture, picture_step)
+        draw(replayed, picture, picture_step)
 
 
 def check_picture_step(picture: str | None, picture_step: int, steps: int) -> None:
@@ -127,17 +127,17 @@ def check_picture_step(picture: str | None, picture_step: int, steps: int) -> No
         raise RaypackError(f"picture-step = {picture_step}: the steps are 0..{steps - 1}; ask for one of them")
 
 
-def draw(run: Replay, picture: str, picture_step: int | None) -> None:
+def draw(replayed: Replay, picture: str, picture_step: int | None) -> None:
     # matplotlib takes most of a second to import; only pictures need it.
     if picture_step is None:
         from raypack.simulate.policy_chart import draw_policies
 
-        draw_policies(run, picture)
+        draw_policies(replayed, picture)
     else:
         from raypack.report.pictures import draw_plans
 
-        kept = (planned[picture_step].plan for planned in run.planned.values())
-        draw_plans([plan for plan in kept if plan is not None], run.cluster, run.model, picture)
+        kept = (planned[picture_step].plan for planned in replayed.planned.values())
+        draw_plans([plan for plan in kept if plan is not None], replayed.cluster, replayed.model, picture)
 
 
 def progress_bar(json_target: str | None) -> Progress:
@@ -146,15 +146,15 @@ def progress_bar(json_target: str | None) -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def show(run: Replay, summaries: Sequence[PolicySummary], console: Console) -> None:
+def show(replayed: Replay, summaries: Sequence[PolicySummary], console: Console) -> None:
     """The table for people, by policy."""
-    trace, cluster = run.trace, run.cluster
+    trace, cluster = replayed.trace, replayed.cluster
     clipped = f", {trace.clipped:,} clipped to {trace.longest:,} tokens" if trace.clipped else ""
     console.print(f"lengths: {trace.name} ({trace.kind}), {trace.documents:,} documents{clipped}", highlight=False)
     console.print(f"cluster: {cluster.name} ({cluster.source or 'source not given'})", highlight=False)
     table = RichTable(
-        title=f"{run.steps} steps of {trace.stream.tokens_per_step:,} tokens, {run.model.name}, "
-        f"{run.topology.world} ranks, sync = {cluster.sync}",
+        title=f"{replayed.steps} steps of {trace.stream.tokens_per_step:,} tokens, {replayed.model.name}, "
+        f"{replayed.topology.world} ranks, sync = {cluster.sync}",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("", no_wrap=True)

@@ -3,7 +3,6 @@
 from raypack.config.cluster import ClusterConfig
 from raypack.config.model import ModelConfig
 from raypack.config.presets import build, load_cluster, load_model, preset_names, preset_or_file, read_toml
-from raypack.config.section import Section
 from raypack.config.settings import first_fault
 from raypack.config.tree import (
     Config,
@@ -16,6 +15,7 @@ from raypack.config.tree import (
     TrainSection,
     evenly,
 )
+from raypack.config.units import Section
 
 __all__ = [
     "ClusterConfig",

@@ -6,8 +6,18 @@ from typing import Literal
 
 from pydantic import Field
 
-from raypack.config.section import Section
-from raypack.config.units import BytesPerSecond, FlopsPerSecond, Layers, Nodes, Ranks, Seconds, Share, Title, Tokens
+from raypack.config.units import (
+    BytesPerSecond,
+    FlopsPerSecond,
+    Layers,
+    Nodes,
+    Ranks,
+    Seconds,
+    Section,
+    Share,
+    Title,
+    Tokens,
+)
 
 
 class ClusterConfig(Section):

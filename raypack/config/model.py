@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from raypack.config.section import Section
-from raypack.config.units import Experts, Features, Heads, Layers, Place, Plain, Share, Title, Tokens, Unit
+from raypack.config.units import Experts, Features, Heads, Layers, Place, Plain, Section, Share, Title, Tokens, Unit
 from raypack.plan.names import LAYER_KINDS
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raypack.config.model import ModelConfig
-from raypack.config.section import Section
 from raypack.config.units import (
     Directory,
     DirectoryName,
@@ -23,6 +22,7 @@ from raypack.config.units import (
     Ranks,
     RanksOfNodes,
     Seconds,
+    Section,
     Seed,
     Share,
     Steps,

@@ -1,6 +1,7 @@
-"""Types of settings: each number says its unit, and no number, name or path is larger than anything behind it can take.
+"""What settings are made of: sections, and types of which each says its unit and its limits.
 
-An upper limit here is no advice. It is where a typing error (`1e400`, twenty digits) is answered at once.
+No number, name or path is larger than anything behind it can take. An upper limit here is no advice:
+it is where a typing error (`1e400`, twenty digits) is answered at once.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from raypack.registry import FOREIGN, unknown
+
+
+class Section(BaseModel):
+    """What all settings are: frozen, closed to unknown keys, strict about nonsense."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-import raypack
 from raypack.data.corpus import CorpusHeader
 from raypack.data.inputs import NotTextError, Source, documents_of, find_sources
 from raypack.data.tokenizer import Tokenizer, make_tokenizer
 from raypack.data.write import CorpusWriter, check_output
 from raypack.errors import RaypackError
+from raypack.version import __version__
 
 KEY_BYTES = 8
 
@@ -101,7 +101,7 @@ def build_from_sources(
                     "tokens": int(writer.document_lengths()[held_out].sum()),
                 },
                 "provenance": {
-                    "raypack": raypack.__version__,
+                    "raypack": __version__,
                     "inputs": given,
                     "skipped_empty": tally.empty,
                     "skipped_binary": tally.binary,

@@ -22,14 +22,12 @@ from raypack.plan.plan import Plan, check_plan
 from raypack.plan.samples import Samples
 from raypack.plan.table import Table, table_of
 from raypack.plan.topology import Topology
-from raypack.planning.attention import gather_where_cheaper
-from raypack.planning.children import repack_table
+from raypack.planning.attention import check_even, gather_where_cheaper, spread_everywhere, spread_where_cheaper
 from raypack.planning.evaluate import check_cap
 from raypack.planning.joint import joint_table
 from raypack.planning.load import load_rounds
-from raypack.planning.parents import repack_parents_table
 from raypack.planning.problem import Problem
-from raypack.planning.spreading import check_even, spread_everywhere, spread_where_cheaper
+from raypack.planning.repack import repack_parents_table, repack_table
 from raypack.planning.uniform import dynamic_table, static_table
 from raypack.registry import blame, is_foreign, resolve
 

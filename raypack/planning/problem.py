@@ -17,7 +17,7 @@ from raypack.plan.topology import Topology
 from raypack.planning.bounds import Bounds, bounds
 from raypack.planning.clock import run_clock
 from raypack.planning.load import RoundLoad, load_rounds
-from raypack.planning.profiles import PairList, pair_list
+from raypack.planning.search.profiles import PairList, pair_list
 from raypack.planning.shapes import Shapes, shapes
 
 

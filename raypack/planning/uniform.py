@@ -13,11 +13,10 @@ from raypack.plan.grid import cover
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
 from raypack.planning.bounds import least_time
-from raypack.planning.greedy import cheapest_within, list_schedule
+from raypack.planning.greedy import cheapest_within, list_schedule, mix_rounds, stack_rounds
 from raypack.planning.problem import Problem
-from raypack.planning.refine import few_samples, refine, worth_searching
-from raypack.planning.rounds import mix_rounds, stack_rounds
-from raypack.planning.rules import free
+from raypack.planning.search.improve import few_samples, refine, worth_searching
+from raypack.planning.search.rules import free
 
 STRETCHES = (1.0, 1.003, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6)
 """Factors on the fluid optimum that widths are chosen for; the best plan is kept."""

@@ -127,9 +127,9 @@ def _label_samples(axis: Axes, plan: Plan, line: Timeline, inches: float) -> Non
     Args:
         inches: height of the axis.
     """
-    placed = sorted(plan.placements, key=lambda p: (-p.length, p.sample))[:LABELS_MAX]
+    longest = sorted(plan.placements, key=lambda p: (-p.length, p.sample))[:LABELS_MAX]
     topology, (_, seconds) = plan.topology, axis.get_xlim()
-    for p in placed:
+    for p in longest:
         mine = (line.sample == p.sample) & (line.kind == FULL)
         if not mine.any():
             continue

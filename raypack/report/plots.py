@@ -1,4 +1,4 @@
-"""Plots of runs as SVG text: records as columns, and how a plot is written. Drawn without a display."""
+"""What plots of runs are made of: records as columns, axes and legends, SVG text. Drawn without a display."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
 
 from raypack.observe.record import StepRecord, by_scope
 
 POINTS_MAX = 600
+WIDTH, HEIGHT = 5.6, 3.0
+"""Inches of a panel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +85,37 @@ class Plot:
     title: str
     about: str
     svg: str
+
+
+def across_steps(axis: Axes, label: str) -> None:
+    """Steps from left to right, `label` upwards."""
+    axis.set_xlabel("step", fontsize=8)
+    axis.set_ylabel(label, fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def margins(figure: Figure | SubFigure, left: float = 0.75, right: float = 0.15, bottom: float = 0.48) -> None:
+    """Inches around each panel, for its numbers and names.
+
+    Fixed, since a layout that measures every text doubles the time of a page, and a run waits for it at its end.
+    """
+    wide = figure.bbox.width / figure.dpi
+    panels = wide / WIDTH
+    inner = (wide - panels * left - panels * right) / panels
+    figure.subplots_adjust(
+        left=left / wide,
+        right=1 - right / wide,
+        bottom=bottom / HEIGHT,
+        top=1 - 0.2 / HEIGHT,
+        wspace=(left + right) / inner,
+    )
+
+
+def legend_below(axis: Axes, left: float = 0.75) -> None:
+    """Areas fill the axes, so that no corner is left for names; `left` = margin, inches."""
+    handles, names = axis.get_legend_handles_labels()
+    margins(axis.figure, left, bottom=0.55 + 0.17 * -(-len(names) // 4))
+    axis.figure.legend(handles, names, fontsize=7, frameon=False, ncols=4, loc="lower center")
 
 
 def svg_text(figure: Figure, salt: str) -> str:

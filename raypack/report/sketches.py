@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from raypack.observe.record import PHASES, SHARES, StepRecord, by_scope
-from raypack.report.plots import Columns, Plot, columns, scope_bytes, svg_text
+from raypack.report.plots import (
+    HEIGHT,
+    WIDTH,
+    Columns,
+    Plot,
+    across_steps,
+    columns,
+    legend_below,
+    margins,
+    scope_bytes,
+    svg_text,
+)
 
 RANKS_DRAWN = 512
-WIDTH, HEIGHT = 5.6, 3.0
-"""Inches of a panel."""
 MEANS_SINCE = 2
 """Records of version 1 have each phase on a slowest rank of its own: no parts of one step."""
 
@@ -44,7 +54,7 @@ def _loss(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) ->
     for step in skipped[:50]:
         axis.axvline(step, color="red", linewidth=0.5)
     _mark_restarts(axis, kept)
-    _across_steps(axis, "loss")
+    across_steps(axis, "loss")
     axis.legend(fontsize=8, frameon=False)
     return any(r.loss is not None for r in kept.records)
 
@@ -57,8 +67,8 @@ def _phases(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) 
         took = [(r.step, s) for r in kept.records if (s := getattr(r, f"{name}_seconds")) is not None]
         if took:
             axis.plot(*zip(*took, strict=True), marker, color="black", markersize=3, label=name)
-    _across_steps(axis, "seconds")
-    _legend_below(axis)
+    across_steps(axis, "seconds")
+    legend_below(axis)
     return True
 
 
@@ -68,8 +78,8 @@ def _layers(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) 
     if not found:
         return False
     _stack(axis, kept, found)
-    _across_steps(axis, "seconds")
-    _legend_below(axis)
+    across_steps(axis, "seconds")
+    legend_below(axis)
     return True
 
 
@@ -80,7 +90,7 @@ def _by_kind_and_way(record: StepRecord) -> dict[str, float]:
 def _speed(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     left, right = axes
     left.plot(kept.steps, kept.of(lambda r: r.tokens_per_second))
-    _across_steps(left, "tokens a second")
+    across_steps(left, "tokens a second")
     left.set_ylim(bottom=0)
     mfu = kept.of(lambda r: r.mfu)
     if np.isfinite(mfu).any():
@@ -89,7 +99,7 @@ def _speed(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
         right.set_ylim(bottom=0)
     else:
         right.text(0.5, 0.5, "peak unknown: no MFU", ha="center", transform=right.transAxes, fontsize=8)
-    _across_steps(right, "MFU")
+    across_steps(right, "MFU")
     return True
 
 
@@ -100,13 +110,13 @@ def _modelled(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]
         return False
     left.plot(kept.steps, kept.of(lambda r: r.seconds), color="black", label="measured")
     left.plot(kept.steps, planned, label="this plan, modelled")
-    _across_steps(left, "seconds")
+    across_steps(left, "seconds")
     left.set_ylim(bottom=0)
     left.legend(fontsize=8, frameon=False)
     for label, get in (("static", lambda r: r.static_step_seconds), ("dynamic", lambda r: r.dynamic_step_seconds)):
         right.plot(kept.steps, kept.of(get) / planned, label=label)
     right.axhline(1, color="black", linestyle=":", linewidth=1)
-    _across_steps(right, "seconds of other plans / this plan's")
+    across_steps(right, "seconds of other plans / this plan's")
     right.legend(fontsize=8, frameon=False)
     return True
 
@@ -114,10 +124,10 @@ def _modelled(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]
 def _bytes(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     for axis, scope, where in zip(axes, ("inter", "intra"), ("across nodes", "inside nodes"), strict=True):
         for policy, label in (("static", "static plans"), ("dynamic", "dynamic plans"), ("", "sent")):
-            values = kept.of(lambda r, s=scope, p=policy: scope_bytes(r, s, p))  # type: ignore[misc]
+            values = kept.of(partial(scope_bytes, scope=scope, policy=policy))
             if np.isfinite(values).any():
                 axis.plot(kept.steps, values / 1e6, label=label, linewidth=2 if not policy else 1)
-        _across_steps(axis, f"MB a step {where}")
+        across_steps(axis, f"MB a step {where}")
         axis.set_ylim(bottom=0)
         axis.legend(fontsize=8, frameon=False)
     return any(sum(by_scope(each).values()) for r in kept.records for each in (r.comparable_bytes, r.bytes_static))
@@ -146,7 +156,7 @@ def _sites(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     axis.set_yticks(rows, sites, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("MB, whole run", fontsize=8)
-    _legend_below(axis, left=0.3 + 0.07 * max(map(len, sites)))
+    legend_below(axis, left=0.3 + 0.07 * max(map(len, sites)))
     return True
 
 
@@ -186,7 +196,7 @@ def _balance(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord])
             drawn = True
     if drawn:
         axis.axhline(1, color="black", linestyle=":", linewidth=1)
-        _across_steps(axis, "largest / mean")
+        across_steps(axis, "largest / mean")
         axis.legend(fontsize=8, frameon=False)
     return drawn
 
@@ -210,7 +220,7 @@ def _ranks(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -
     )
     margins(axis.figure, right=0.4)
     axis.figure.colorbar(shown, ax=axis).set_label("busy / mean", fontsize=8)
-    _across_steps(axis, "rank")
+    across_steps(axis, "rank")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     return True
 
@@ -219,29 +229,33 @@ def _rank_quantiles(axis: Axes, kept: Columns) -> bool:
     """Of worlds that are too large for a row each."""
     drawn = False
     for at, share in enumerate(SHARES):
-        values = kept.of(
-            lambda r, at=at: s.quantiles[at] / s.mean if (s := r.across_ranks("busy_seconds")) and s.mean > 0 else None  # type: ignore[misc]
-        )
+        values = kept.of(partial(_busy_quantile, at=at))
         if np.isfinite(values).any():
             name = f"{share:.0%} of the ranks below" if 0 < share < 1 else ("least", "most")[at > 0]
             axis.plot(kept.steps, values, label=name)
             drawn = True
     if drawn:
-        _across_steps(axis, "busy / mean")
+        across_steps(axis, "busy / mean")
         axis.legend(fontsize=8, frameon=False)
     return drawn
+
+
+def _busy_quantile(record: StepRecord, at: int) -> float | None:
+    """Busy seconds at `SHARES[at]` of the ranks / their mean."""
+    found = record.across_ranks("busy_seconds")
+    return found.quantiles[at] / found.mean if found is not None and found.mean > 0 else None
 
 
 def _planning(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]) -> bool:
     left, right = axes
     left.plot(kept.steps, kept.of(lambda r: r.plan_seconds), label="to make")
     left.plot(kept.steps, kept.of(lambda r: r.plan_wait_seconds), label="waited for")
-    _across_steps(left, "seconds a plan")
+    across_steps(left, "seconds a plan")
     left.set_ylim(bottom=0)
     left.legend(fontsize=8, frameon=False)
     right.plot(kept.steps, kept.of(lambda r: r.plan_bound_ratio))
     right.axhline(1, color="black", linestyle=":", linewidth=1)
-    _across_steps(right, "plan / area bound")
+    across_steps(right, "plan / area bound")
     return True
 
 
@@ -267,12 +281,6 @@ def _attempts(axes: Sequence[Axes], kept: Columns, records: Sequence[StepRecord]
     return True
 
 
-def _across_steps(axis: Axes, label: str) -> None:
-    axis.set_xlabel("step", fontsize=8)
-    axis.set_ylabel(label, fontsize=8)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 def _stack(axis: Axes, kept: Columns, parts: dict[str, np.ndarray]) -> None:
     """Parts of the step on top of each other, under the step's own seconds.
 
@@ -283,30 +291,6 @@ def _stack(axis: Axes, kept: Columns, parts: dict[str, np.ndarray]) -> None:
     seconds = kept.of(lambda r: r.seconds)
     axis.plot(kept.steps, seconds, color="black", linewidth=1, label="step, slowest rank", drawstyle="steps-mid")
     axis.set_ylim(bottom=0)
-
-
-def margins(figure: Figure | SubFigure, left: float = 0.75, right: float = 0.15, bottom: float = 0.48) -> None:
-    """Inches around each panel, for its numbers and names.
-
-    Fixed, since a layout that measures every text doubles the time of a page, and a run waits for it at its end.
-    """
-    wide = figure.bbox.width / figure.dpi
-    panels = wide / WIDTH
-    inner = (wide - panels * left - panels * right) / panels
-    figure.subplots_adjust(
-        left=left / wide,
-        right=1 - right / wide,
-        bottom=bottom / HEIGHT,
-        top=1 - 0.2 / HEIGHT,
-        wspace=(left + right) / inner,
-    )
-
-
-def _legend_below(axis: Axes, left: float = 0.75) -> None:
-    """Areas fill the axes, so that no corner is left for names; `left` = margin, inches."""
-    handles, names = axis.get_legend_handles_labels()
-    margins(axis.figure, left, bottom=0.55 + 0.17 * -(-len(names) // 4))
-    axis.figure.legend(handles, names, fontsize=7, frameon=False, ncols=4, loc="lower center")
 
 
 def _mark_restarts(axis: Axes, kept: Columns) -> None:

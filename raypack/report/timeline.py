@@ -2,8 +2,8 @@
 
 The figures are those of `evaluate`: a rank's parts add up to its busy seconds, and the last part ends with the step.
 Within a round a rank's exchanges come first, then its full attention, then everything else, each summed over layers;
-with `sync = "step"` the cheap part starts together in a pack, with `layer` and `node` waiting gathers at the round's
-end.
+with `sync = "step"` the cheap part starts together in a pack, with `layer` and `node` waiting collects at the
+round's end.
 """
 
 from __future__ import annotations

@@ -22,17 +22,17 @@ EVEN_PERCENT = 0.005
 DODGE = 0.12
 
 
-def draw_policies(run: Replay, path: str | Path) -> None:
+def draw_policies(replayed: Replay, path: str | Path) -> None:
     """Write `policy_figure` to a file.
 
     Raises:
         RaypackError: a file that cannot be written.
     """
     check_target(path, "picture", PICTURES)
-    save(policy_figure(run), path)
+    save(policy_figure(replayed), path)
 
 
-def policy_figure(run: Replay) -> Figure:
+def policy_figure(replayed: Replay) -> Figure:
     """Left: each policy's mean against the best mean, seconds as text. Right: every step against its best plan.
 
     The axes are linear up to 1 % and logarithmic beyond, so that 2 % and 200 % are both seen.
@@ -40,14 +40,14 @@ def policy_figure(run: Replay) -> Figure:
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    names = list(run.planned)
-    seconds = np.array([seconds_of(run.planned[name]) for name in names])
-    bound = np.array([each.figures.bound_seconds for each in run.planned[names[0]]])
+    names = list(replayed.planned)
+    seconds = np.array([seconds_of(replayed.planned[name]) for name in names])
+    bound = np.array([each.figures.bound_seconds for each in replayed.planned[names[0]]])
     draw_means(left, names, seconds, float(bound.mean()))
     draw_steps(right, names, seconds, bound)
     figure.suptitle(
-        f"{run.trace.name}, {run.trace.stream.tokens_per_step:,} tokens a step: {run.model.name} on "
-        f"{run.cluster.name}, {run.topology.world} ranks, sync = {run.cluster.sync}",
+        f"{replayed.trace.name}, {replayed.trace.stream.tokens_per_step:,} tokens a step: {replayed.model.name} on "
+        f"{replayed.cluster.name}, {replayed.topology.world} ranks, sync = {replayed.cluster.sync}",
         fontsize=10,
     )
     return figure

@@ -48,7 +48,7 @@ class Planned:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A simulated run: what each step holds; by policy, in the order asked for, one `Planned` a step."""
+    """What each step of a simulation holds; by policy, in the order asked for, one `Planned` a step."""
 
     trace: Trace
     topology: Topology

@@ -1,4 +1,4 @@
-"""The samples of a simulated run: a length file or preset, drawn from as training draws from a corpus."""
+"""The samples of a simulation: a length file or preset, drawn from as training draws from a corpus."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 from raypack.plan.grid import grid, interval_max, unions
 from raypack.plan.table import Table
 from raypack.planning.problem import Problem
-from raypack.planning.profiles import CHEAP, CHILDREN, CROSSING, EXCHANGE, FULL, ROWS, PairList
+from raypack.planning.search.profiles import CHEAP, CHILDREN, CROSSING, EXCHANGE, FULL, ROWS, PairList
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Packs:
     at: np.ndarray
 
 
-class State:
+class Draft:
     """A plan of `problem` in `rounds` rounds (some may be empty), searched under the problem's sync."""
 
     def __init__(self, problem: Problem, rounds: int) -> None:
@@ -140,12 +140,12 @@ class State:
         return times * np.where(end - first > 1, latency, 0.0)
 
     @classmethod
-    def of(cls, problem: Problem, table: Table, rounds: int, shift: int = 0) -> State:
-        """The state of a finished plan, its rounds moved back by `shift`."""
-        state = cls(problem, rounds)
-        for sample, place in enumerate(state.places(table)):
-            state.put(sample, (place[0] + shift, *place[1:]))
-        return state
+    def of(cls, problem: Problem, table: Table, rounds: int, shift: int = 0) -> Draft:
+        """The draft of a finished plan, its rounds moved back by `shift`."""
+        draft = cls(problem, rounds)
+        for sample, place in enumerate(draft.places(table)):
+            draft.put(sample, (place[0] + shift, *place[1:]))
+        return draft
 
     def places(self, table: Table) -> list[tuple[int, int, int]]:
         """(round, shape, pair) of every row of a table."""
@@ -186,9 +186,9 @@ class State:
         """First rank and end of every sample's parent."""
         return self._first, self._first + self.problem.shapes.parent[self.shape]
 
-    def copy(self) -> State:
-        """An independent state with the same placements."""
-        other = State(self.problem, self.rounds)
+    def copy(self) -> Draft:
+        """An independent draft with the same placements."""
+        other = Draft(self.problem, self.rounds)
         for name in ("loads", "round", "shape", "pair", "_first"):
             getattr(other, name)[...] = getattr(self, name)
         other._parents = [dict(parents) for parents in self._parents]

@@ -1,8 +1,10 @@
-"""Policy `repack`: keep the packs of `dynamic`, give each sample a node-local child (docs/planning.md).
+"""Policies `repack` and `repack+parents`: node-local children for the packs of `dynamic` (docs/planning.md).
 
 In a pack all ranks share the full attention of all samples, whatever the children are; the cheap layers only see the
-children. So the child solver balances cheap seconds alone: least-area child widths under a time limit, then list
-scheduling on the node-local blocks inside the pack. A pack that does not gain keeps its children.
+children. So the child solver balances cheap seconds alone: least-area child widths, then list scheduling on the
+node-local blocks inside the pack. A pack that does not gain keeps its children. `repack+parents` also changes who
+shares a pack: samples of one parent width are dealt anew by list scheduling on the cheap part (what the children must
+balance) or on the full part, then the child solver runs again. Packs are as many and as wide as before.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product, takewhile
+from itertools import takewhile
 from operator import attrgetter
 
 import numpy as np
@@ -22,12 +24,9 @@ from raypack.planning.clock import pack_seconds
 from raypack.planning.greedy import cheapest_within, list_schedule
 from raypack.planning.load import load_round
 from raypack.planning.problem import Problem
-from raypack.planning.refine import refine, worth_searching
-from raypack.planning.rules import same_packs
+from raypack.planning.search.improve import refine, worth_searching
+from raypack.planning.search.rules import same_packs, same_slots
 from raypack.planning.shapes import Shapes
-
-STRETCHES = (1.0, 1.1, 1.3)
-"""Factors on the fluid optimum of the cheap part that child widths are chosen for."""
 
 
 def repack_table(problem: Problem, base: Table) -> Table:
@@ -43,17 +42,15 @@ def solve_children(problem: Problem, base: Table) -> Table:
     best, best_seconds = base, problem.judge(base)
     every = [pack for pack in packs(base) if pack[1].width > 1]
     mixed = any(len(np.unique(base.parent_width[rows])) > 1 for rows, _ in every)
-    for stretch, nested in product(STRETCHES, (False, True) if mixed else (True,)):
-        table = better_packs(problem, best, with_children(problem, base, every, stretch, nested))
+    for nested in (False, True) if mixed else (True,):
+        table = better_packs(problem, best, with_children(problem, base, every, nested))
         seconds = problem.judge(table)
         if seconds < best_seconds:
             best, best_seconds = table, seconds
     return best
 
 
-def with_children(
-    problem: Problem, base: Table, every: list[tuple[np.ndarray, Block]], stretch: float, nested: bool
-) -> Table:
+def with_children(problem: Problem, base: Table, every: list[tuple[np.ndarray, Block]], nested: bool) -> Table:
     """New children in the packs `every`. `nested`: also for samples whose parent is narrower than the pack."""
     child_first, child_width = base.child_first.copy(), base.child_width.copy()
     local = problem.shapes.select(problem.shapes.local)
@@ -70,7 +67,7 @@ def with_children(
             if parent.width < pack.width and not nested:
                 _keep(problem, base, mine, load)
             else:
-                child_first[mine], child_width[mine] = place_children(problem, local, mine, parent, load, stretch)
+                child_first[mine], child_width[mine] = place_children(problem, local, mine, parent, load)
     return replace(base, child_first=child_first, child_width=child_width)
 
 
@@ -101,7 +98,7 @@ def packs(table: Table) -> list[tuple[np.ndarray, Block]]:
 
 
 def place_children(
-    problem: Problem, local: Shapes, rows: np.ndarray, parent: Block, load: np.ndarray, stretch: float
+    problem: Problem, local: Shapes, rows: np.ndarray, parent: Block, load: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Children inside `parent` for its samples, on top of the cheap seconds `load` [world], which is updated.
 
@@ -123,7 +120,7 @@ def place_children(
     fit = np.flatnonzero(~unfit)
     area = np.where(np.isfinite(cheap[fit]), cheap[fit] * options.child, np.inf)
     time = least_time(cheap[fit], area, np.ones(len(fit)), parent.width)
-    choice = cheapest_within(cheap[fit], area, time * stretch)
+    choice = cheapest_within(cheap[fit], area, time)
     widths = options.child[choice]
     child_first[fit] = list_schedule(widths, cheap[fit, choice], blocks, load, {})
     child_width[fit] = widths
@@ -169,3 +166,53 @@ def better_packs(problem: Problem, old: Table, new: Table) -> Table:
             rows = after.row[(after.parent_first >= now.first[at]) & (after.parent_first < now.end[at])]
             child_first[rows], child_width[rows] = new.child_first[rows], new.child_width[rows]
     return replace(old, child_first=child_first, child_width=child_width)
+
+
+def repack_parents_table(problem: Problem, base: Table, repacked: Table) -> Table:
+    """The best of `repacked` and of the child solver on packs of `base` with other members."""
+    best, best_seconds = repacked, problem.judge(repacked)
+    for weight in (0.0, 0.5, 1.0):
+        dealt = deal(problem, base, weight)
+        if dealt is base or not np.isfinite(problem.judge(dealt)):
+            continue
+        table = solve_children(problem, dealt)
+        seconds = problem.judge(table)
+        if seconds < best_seconds:
+            best, best_seconds = table, seconds
+    if worth_searching(problem) and (best.parent_width > 1).any():
+        best, _ = refine(problem, best, same_slots, spare=0)
+    return best
+
+
+def deal(problem: Problem, base: Table, weight: float) -> Table:
+    """Samples of each parent width dealt over that width's packs, largest share of the load first.
+
+    `weight` mixes what is balanced: 0 = full attention, 1 = everything else. `base` itself where no pack has two
+    samples to give.
+    """
+    rounds, first = base.round.copy(), base.parent_first.copy()
+    changed = False
+    for width in np.unique(base.parent_width).tolist():
+        rows = np.flatnonzero(base.parent_width == width)
+        slots = np.unique(np.stack([base.round[rows], base.parent_first[rows]], axis=1), axis=0)
+        if width == 1 or len(slots) < 2 or len(rows) == len(slots):
+            continue
+        changed = True
+        shape = problem.shapes.index(width, width)
+        one = problem.shapes.select(np.arange(len(problem.shapes)) == shape)
+        lengths = problem.lengths[rows]
+        full, cheap = one.full_seconds(lengths)[:, 0], one.cheap_seconds(lengths)[:, 0]
+        # A part may weigh nothing: full attention without F layers, the rest where children outnumber tokens.
+        amount = np.stack([part / (part.sum() or 1.0) for part in (full, cheap, lengths)])
+        load = np.zeros((3, len(slots)))
+        mix = np.array([1 - weight, weight, 0.0])
+        room = np.full(len(slots), problem.cap * width / lengths.sum())
+        for item in np.argsort(-(mix @ amount), kind="stable").tolist():
+            score = mix @ (load + amount[:, item, None])
+            score = np.where(load[2] + amount[2, item] <= room, score, score + 1e3)
+            slot = int(score.argmin())
+            load[:, slot] += amount[:, item]
+            rounds[rows[item]], first[rows[item]] = slots[slot]
+    if not changed:
+        return base
+    return replace(base, round=rounds, parent_first=first, child_first=first, child_width=base.parent_width)

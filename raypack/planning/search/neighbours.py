@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.planning.profiles import EXCHANGE, FULL, SPARSE_HELD
-from raypack.planning.state import State
+from raypack.planning.search.draft import Draft
+from raypack.planning.search.profiles import EXCHANGE, FULL, SPARSE_HELD
 
 MEAN_WEIGHT = 0.02
 """Weight of the ranks' mean finish beside the makespan: breaks ties towards less waiting."""
@@ -48,23 +48,23 @@ class Clocks:
     start: np.ndarray
 
 
-def clocks(state: State) -> Clocks:
+def clocks(draft: Draft) -> Clocks:
     """The longest path through the rounds, packs meeting as in sync = step."""
-    world = state.problem.topology.world
-    before, start = np.zeros((state.rounds + 1, world)), np.zeros((state.rounds, world))
-    for number in range(state.rounds):
-        before[number + 1], start[number] = _advance(state, number, before[number])
+    world = draft.problem.topology.world
+    before, start = np.zeros((draft.rounds + 1, world)), np.zeros((draft.rounds, world))
+    for number in range(draft.rounds):
+        before[number + 1], start[number] = _advance(draft, number, before[number])
     return Clocks(before, start)
 
 
-def finish(state: State) -> np.ndarray:
+def finish(draft: Draft) -> np.ndarray:
     """float64 [world]: when each rank is done with all rounds, ranks meeting in packs."""
-    return clocks(state).before[-1]
+    return clocks(draft).before[-1]
 
 
-def _advance(state: State, number: int, clock: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _advance(draft: Draft, number: int, clock: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Clock after a round and start of each rank's pack, for clocks [..., world]."""
-    packs = state.packs(number)
+    packs = draft.packs(number)
     entered = np.zeros_like(clock)
     if not len(packs.first):
         return clock, entered
@@ -89,80 +89,80 @@ class Values:
         return self.seconds + MEAN_WEIGHT * self.mean
 
 
-def objective(state: State) -> float:
+def objective(draft: Draft) -> float:
     """Seconds of the step plus a little of the mean finish; infinite where a rank exceeds the cap."""
-    if state.loads[:, : SPARSE_HELD + 1].max() > state.problem.cap * (1 + 1e-9):
+    if draft.loads[:, : SPARSE_HELD + 1].max() > draft.problem.cap * (1 + 1e-9):
         return float("inf")
-    if state.problem.meets_in_packs:
-        done = finish(state)
+    if draft.problem.meets_in_packs:
+        done = finish(draft)
         return float(done.max() + MEAN_WEIGHT * done.mean())
-    mean = sum(float(state.packs(number).seconds.mean()) for number in range(state.rounds))
-    return sum(_round_seconds(state, number) for number in range(state.rounds)) + MEAN_WEIGHT * mean
+    mean = sum(float(draft.packs(number).seconds.mean()) for number in range(draft.rounds))
+    return sum(_round_seconds(draft, number) for number in range(draft.rounds)) + MEAN_WEIGHT * mean
 
 
-def _round_seconds(state: State, number: int) -> float:
+def _round_seconds(draft: Draft, number: int) -> float:
     """A round that all ranks enter and leave together."""
-    packs = state.packs(number)
-    if state.problem.lockstep and len(packs.first):
-        fixed = state.problem.costs.cluster.round_seconds
+    packs = draft.packs(number)
+    if draft.problem.lockstep and len(packs.first):
+        fixed = draft.problem.costs.cluster.round_seconds
         return float((packs.full + packs.exchange).max() + packs.cheap.max()) + fixed
     return float(packs.seconds.max())
 
 
-def idlest(state: State, candidates: Candidates, most: int) -> Candidates:
+def idlest(draft: Draft, candidates: Candidates, most: int) -> Candidates:
     """At most about `most` candidates: of every shape in every round those whose ranks are idle first."""
     if len(candidates) <= most:
         return candidates
     shapes = np.unique(candidates.shape)
-    each = max(most // (len(shapes) * state.rounds), 1)
-    done = finish(state) if state.problem.meets_in_packs else None
+    each = max(most // (len(shapes) * draft.rounds), 1)
+    done = finish(draft) if draft.problem.meets_in_packs else None
     kept = []
     for shape in shapes.tolist():
-        pairs = state.pairs(shape)
-        for number in range(state.rounds):
+        pairs = draft.pairs(shape)
+        for number in range(draft.rounds):
             rows = np.flatnonzero((candidates.shape == shape) & (candidates.round == number))
-            busy = state.packs(number).seconds if done is None else done
+            busy = draft.packs(number).seconds if done is None else done
             kept.append(rows[np.argsort(busy[pairs.parent_first[candidates.pair[rows]]], kind="stable")[:each]])
     return candidates.select(np.sort(np.concatenate(kept)))
 
 
-def values(state: State, sample: int, candidates: Candidates) -> Values:
+def values(draft: Draft, sample: int, candidates: Candidates) -> Values:
     """The step with `sample`, which must be taken out, at each candidate."""
     seconds, mean = np.empty(len(candidates)), np.empty(len(candidates))
-    widths = state.problem.shapes.parent[candidates.shape]
-    timing = clocks(state) if state.problem.meets_in_packs else None
+    widths = draft.problem.shapes.parent[candidates.shape]
+    timing = clocks(draft) if draft.problem.meets_in_packs else None
     for width in np.unique(widths).tolist():
         rows = np.flatnonzero(widths == width)
-        part = _values_of_width(state, sample, candidates.select(rows), width, timing)
+        part = _values_of_width(draft, sample, candidates.select(rows), width, timing)
         seconds[rows], mean[rows] = part.seconds, part.mean
     return Values(seconds, mean)
 
 
-def _values_of_width(state: State, sample: int, candidates: Candidates, width: int, timing: Clocks | None) -> Values:
-    number, parent_first, additions, which = _additions(state, sample, candidates)
+def _values_of_width(draft: Draft, sample: int, candidates: Candidates, width: int, timing: Clocks | None) -> Values:
+    number, parent_first, additions, which = _additions(draft, sample, candidates)
     ranks = parent_first[:, None] + np.arange(width)
-    load = state.loads.transpose(0, 2, 1)[number[:, None], ranks].transpose(2, 0, 1) + additions[:, which]
-    over = load[: SPARSE_HELD + 1].max(axis=(0, 2)) > state.problem.cap * (1 + 1e-9)
-    packs = [state.packs(k) for k in range(state.rounds)]
-    first, wide = state.meeting(parent_first, np.full(len(number), width))
+    load = draft.loads.transpose(0, 2, 1)[number[:, None], ranks].transpose(2, 0, 1) + additions[:, which]
+    over = load[: SPARSE_HELD + 1].max(axis=(0, 2)) > draft.problem.cap * (1 + 1e-9)
+    packs = [draft.packs(k) for k in range(draft.rounds)]
+    first, wide = draft.meeting(parent_first, np.full(len(number), width))
     end = np.maximum(np.stack([p.pack_end for p in packs])[number, parent_first], first + wide)
     first = np.minimum(np.stack([p.pack_first for p in packs])[number, parent_first], first)
     full = np.maximum(load[FULL].max(axis=1), np.stack([p.full for p in packs])[number, parent_first])
-    cheap = np.maximum(state.cheap(load).max(axis=1), np.stack([p.cheap for p in packs])[number, parent_first])
-    exchange = load[EXCHANGE].max(axis=(0, 2)) + state.pack_latency(first, end)
+    cheap = np.maximum(draft.cheap(load).max(axis=1), np.stack([p.cheap for p in packs])[number, parent_first])
+    exchange = load[EXCHANGE].max(axis=(0, 2)) + draft.pack_latency(first, end)
     exchange = np.maximum(exchange, np.stack([p.exchange for p in packs])[number, parent_first])
-    fixed = state.problem.costs.cluster.round_seconds
+    fixed = draft.problem.costs.cluster.round_seconds
     if timing is None:
-        found = _round_values(state, number, first, end, full, cheap, exchange + fixed)
+        found = _round_values(draft, number, first, end, full, cheap, exchange + fixed)
     else:
         start = timing.before[number[:, None], ranks].max(axis=1)
         start = np.maximum(start, timing.start[number, parent_first])
-        found = _path_values(state, timing, number, first, end, start + full + cheap + exchange + fixed)
+        found = _path_values(draft, timing, number, first, end, start + full + cheap + exchange + fixed)
     return Values(np.where(over, np.inf, found.seconds), found.mean)
 
 
 def _additions(
-    state: State, sample: int, candidates: Candidates
+    draft: Draft, sample: int, candidates: Candidates
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Rounds, first parent ranks, additions [ROWS, profiles, width] and the profile of each candidate."""
     parent_first = np.empty(len(candidates), dtype=np.int64)
@@ -170,16 +170,16 @@ def _additions(
     parts, base = [], 0
     for shape in np.unique(candidates.shape).tolist():
         rows = np.flatnonzero(candidates.shape == shape)
-        pairs = state.pairs(shape)
+        pairs = draft.pairs(shape)
         parent_first[rows] = pairs.parent_first[candidates.pair[rows]]
         which[rows] = base + pairs.profile[candidates.pair[rows]]
-        parts.append(pairs.additions(state.amounts[sample]))
+        parts.append(pairs.additions(draft.amounts[sample]))
         base += len(pairs.stack)
     return candidates.round, parent_first, np.concatenate(parts).transpose(1, 0, 2), which
 
 
 def _round_values(
-    state: State,
+    draft: Draft,
     number: np.ndarray,
     first: np.ndarray,
     end: np.ndarray,
@@ -188,13 +188,13 @@ def _round_values(
     exchange: np.ndarray,
 ) -> Values:
     """A pack [first, end) takes these parts now, in rounds that all ranks enter and leave together."""
-    packs = [state.packs(k) for k in range(state.rounds)]
-    rounds = np.array([_round_seconds(state, k) for k in range(state.rounds)])
+    packs = [draft.packs(k) for k in range(draft.rounds)]
+    rounds = np.array([_round_seconds(draft, k) for k in range(draft.rounds)])
     seconds = np.stack([p.seconds for p in packs])
-    before = np.concatenate([np.zeros((state.rounds, 1)), np.cumsum(seconds, axis=1)], axis=1)
+    before = np.concatenate([np.zeros((draft.rounds, 1)), np.cumsum(seconds, axis=1)], axis=1)
     grown = (full + cheap + exchange) * (end - first) - (before[number, end] - before[number, first])
-    if state.problem.lockstep:
-        fixed = state.problem.costs.cluster.round_seconds
+    if draft.problem.lockstep:
+        fixed = draft.problem.costs.cluster.round_seconds
         most_full = np.array([(p.full + p.exchange).max() for p in packs])[number] + fixed
         most_cheap = np.array([p.cheap.max() for p in packs])[number]
         mine = np.maximum(most_full, full + exchange) + np.maximum(most_cheap, cheap)
@@ -204,21 +204,21 @@ def _round_values(
 
 
 def _path_values(
-    state: State, timing: Clocks, number: np.ndarray, first: np.ndarray, end: np.ndarray, finish: np.ndarray
+    draft: Draft, timing: Clocks, number: np.ndarray, first: np.ndarray, end: np.ndarray, finish: np.ndarray
 ) -> Values:
     """Let the later rounds follow a pack [first, end) that now finishes at `finish`."""
     seconds, mean = np.empty(len(number)), np.empty(len(number))
     rank = np.arange(timing.before.shape[1])
     for k in np.unique(number).tolist():
         rows = np.flatnonzero(number == k)
-        later = [j for j in range(k + 1, state.rounds) if len(state.packs(j).first)]
+        later = [j for j in range(k + 1, draft.rounds) if len(draft.packs(j).first)]
         if not later:
             seconds[rows], mean[rows] = _last_pack(timing.before[k + 1], first[rows], end[rows], finish[rows])
             continue
         inside = (rank >= first[rows, None]) & (rank < end[rows, None])
         clock = np.where(inside, finish[rows, None], timing.before[k + 1])
         for j in later:
-            clock, _ = _advance(state, j, clock)
+            clock, _ = _advance(draft, j, clock)
         seconds[rows], mean[rows] = clock.max(axis=1), clock.mean(axis=1)
     return Values(seconds, mean)
 
