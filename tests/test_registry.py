@@ -22,7 +22,7 @@ from raypack.data.corpus import Corpus
 from raypack.errors import RaypackError
 from raypack.kernels.attention import attention, find_kernel
 from raypack.kernels.packing import Packing
-from raypack.model import reference
+from raypack.layers import oracle
 from raypack.plan.plan import check_plan
 from raypack.plan.samples import Samples
 from raypack.plan.table import Table
@@ -206,7 +206,7 @@ def test_named_kernels_agree_with_the_oracle(
     q, k, v = (torch.randn(sum(lengths), h, 4, generator=generator, dtype=torch.float64) for h in (4, 2, 2))
     given_ = [x.requires_grad_() for x in (q, k, v)]
     got = attention(*given_, lengths, window=window, sinks=sinks, kernel=find_kernel(kernel))
-    expected = reference.attention(*given_, lengths, window=window, sinks=sinks)
+    expected = oracle.attention(*given_, lengths, window=window, sinks=sinks)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     ours, theirs = (torch.autograd.grad(out.square().sum(), given_) for out in (got, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

@@ -164,7 +164,7 @@ def test_help_is_short_first_and_whole_on_demand(capsys: pytest.CaptureFixture[s
     short = helped(capsys, "--help")
     assert len(short.splitlines()) <= 25
     assert all(len(line) <= 90 for line in short.splitlines())
-    for text in ("the job", "What it does.", "PRESET", "RUN.toml", "--dry-run", "--help all", "--help SECTION", "timeouts"):
+    for text in ("the job", "What it does.", "PRESET", "RUN.toml", "--dry-run", "--help all", "--help SECTION"):
         assert text in short
     whole = helped(capsys, "--help", "all")
     settings = list(settings_of(Config))
