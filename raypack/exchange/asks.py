@@ -49,13 +49,20 @@ class Ask:
         return cls(np.zeros(world), np.zeros(world), np.zeros(world), *sides, np.zeros(world), np.zeros(world))
 
     def __add__(self, other: Ask) -> Ask:
-        names = ("pairs", "held", "calls", "inward", "outward", "seconds", "latency")
-        sums = [getattr(self, name) + getattr(other, name) for name in names]
         sent = dict(self.sent)
         for site, (intra, inter) in other.sent.items():
             before = sent.get(site, (0, 0))
             sent[site] = (before[0] + intra, before[1] + inter)
-        return Ask(*sums, sent)
+        return Ask(
+            pairs=self.pairs + other.pairs,
+            held=self.held + other.held,
+            calls=self.calls + other.calls,
+            inward=self.inward + other.inward,
+            outward=self.outward + other.outward,
+            seconds=self.seconds + other.seconds,
+            latency=self.latency + other.latency,
+            sent=sent,
+        )
 
 
 def exchange_seconds(sides: np.ndarray, rates: Rates) -> np.ndarray:

@@ -117,9 +117,17 @@ class Shards:
         before = np.cumsum(all_.tokens) - all_.tokens
         at = all_.low[cohort] + end - self.rows.length - before[cohort]
         mine = np.isin(cohort, cohorts.number)
-        columns = ("length", "parent_first", "parent_width", "child_first", "child_width")
-        taken = [getattr(self.rows, name)[mine] for name in columns]
-        return Documents(*taken, at[mine], all_.edge[cohort][mine])
+        rows = self.rows
+        every = Documents(
+            length=rows.length,
+            parent_first=rows.parent_first,
+            parent_width=rows.parent_width,
+            child_first=rows.child_first,
+            child_width=rows.child_width,
+            at=at,
+            edge=all_.edge[cohort],
+        )
+        return every.select(mine)
 
 
 @dataclass(frozen=True)

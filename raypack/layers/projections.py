@@ -43,7 +43,7 @@ class Projections(nn.Module):
         """[rows, width] -> [rows, heads of Q, K and V, D]; norms and rotation done."""
         c = self.config
         qkv = self.qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             qkv = normalize_heads(qkv, c.heads, c.kv_heads, self.q_norm, self.k_norm, c.norm_eps)
         return rotate(qkv, rope_of(frame, c, x.device, qkv.dtype), c.heads + c.kv_heads)
 

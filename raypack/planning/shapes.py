@@ -7,6 +7,7 @@ whole table (lengths x shapes) is one matrix product. Planner and bounds read th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ class Shapes:
         return len(self.parent)
 
     def select(self, mask: np.ndarray) -> Shapes:
-        return replace(self, **{k: v[..., mask] for k, v in vars(self).items() if isinstance(v, np.ndarray)})
+        chosen: dict[str, Any] = {k: v[..., mask] for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **chosen)
 
     def index(self, parent: int, child: int) -> int:
         return int(np.flatnonzero((self.parent == parent) & (self.child == child))[0])

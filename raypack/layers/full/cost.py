@@ -5,6 +5,8 @@ Each way is a room of `exchange`; here they are put together for a round in whic
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 
 from raypack.cost.rates import PASSES, Rates
@@ -55,7 +57,7 @@ class FullCosting:
         return 0
 
     @staticmethod
-    def way(topology: Topology, parent: Block, child: Block, attention: str):
+    def way(topology: Topology, parent: Block, child: Block, attention: str) -> ModuleType:
         """The room of `exchange` that a placement's attention comes down to."""
         if attention == "kv_gather" and parent == child and parent.width > 1:
             return gathered
