@@ -1,6 +1,6 @@
 """What a checkpoint costs a run: how long training stands still, how long the write and a restore take.
 
-The model of `jobs/1f3s_local.toml` on 8 ranks, seen as 2 nodes of 4, with parameters replicated and sharded, on this
+The model of run preset `1f3s_local` on 8 ranks, seen as 2 nodes of 4, with parameters replicated and sharded, on this
 machine's disk (files are synced); then models of 4 and 16 times its parameters, without steps. A figure is the median
 over repeats of the slowest rank. `beside`: `Checkpoints.save` copies and returns, the write goes on during the next
 step, whose time is shown too. `still`: the loop stands still until the checkpoint is complete. `compared`: the digest
@@ -33,7 +33,7 @@ from raypack.checkpoint.storage import folder_name
 from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire
-from raypack.config import ModelConfig, TrainSection, build, read_toml
+from raypack.config import ModelConfig, TrainSection, build, preset_or_file
 from raypack.plan.plan import Placement, Plan, Round, StreamState
 from raypack.plan.topology import Block, Topology
 from raypack.training.optimizer import build_optimizer
@@ -42,7 +42,7 @@ from raypack.training.replicas import check_replicas
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import StepWork, prepare
 
-RUN_FILE = Path(__file__).resolve().parent.parent / "jobs" / "1f3s_local.toml"
+RUN = "1f3s_local"
 TOPOLOGY = Topology((4, 4))
 SAMPLES_A_RANK, TOKENS = 6, 512  # 24,576 tokens a step
 SCALES = (1, 2, 4)  # of every width: parameters grow with its square
@@ -158,7 +158,7 @@ def _slowest(seconds: Seconds) -> dict[str, float]:
 
 
 def _model(scale: int) -> ModelConfig:
-    given = read_toml(RUN_FILE)["model"]
+    given = preset_or_file("runs", RUN)["model"]
     wide = {name: given[name] * scale for name in ("width", "head_dim", "expert_width", "shared_expert_width")}
     return build(ModelConfig, {**given, **wide}, "model")
 

@@ -63,7 +63,7 @@ ORDER = (True, False, False, True)
 """Blocks of a quad, by whether they are observed."""
 QUADS_MIN, SECONDS_MAX, SCRAPE_SECONDS = 16, 420.0, 5.0
 LENGTHS = (1500, 600, 500, 200)
-# As jobs/1f3s_local.toml.
+# As run preset 1f3s_local.
 MODEL = ModelConfig(
     name="1f3s-local", layers=4, width=64, heads=8, kv_heads=4, head_dim=16, window=256, experts=8, experts_active=2,
     expert_width=64, shared_expert_width=64, vocabulary=257,

@@ -1,6 +1,6 @@
 """How long a run stands still: a worker is killed, a node is lost, a resize; on simulated nodes (root, else skipped).
 
-The job of `jobs/1f3s_local.toml` with 24,576 tokens a step on 2 nodes of 4 workers. Split: `detect`, until the
+The job of run preset `1f3s_local` with 24,576 tokens a step on 2 nodes of 4 workers. Split: `detect`, until the
 controller knows; `restart`, until the new worker group is there; `restore`, until it has trained its first step
 (processes connect, the checkpoint is read, the first plan is made, the step itself).
 """

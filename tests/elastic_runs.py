@@ -66,7 +66,7 @@ class ElasticRun:
 
     @property
     def config(self) -> Config:
-        return load_run(["--run", str(self._file)], self._file)
+        return load_run([str(self._file)])
 
     @property
     def console(self) -> str:

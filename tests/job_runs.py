@@ -100,7 +100,7 @@ def train_worker(arguments):
 
 launch.train_worker = train_worker
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], None, ""))
+    sys.exit(main(sys.argv[1:]))
 """
 
 

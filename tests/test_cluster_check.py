@@ -19,7 +19,7 @@ from raypack.config import Config, DataSection, RunSection, TopologySection
 from raypack.errors import RaypackError
 
 ROOT = Path(__file__).resolve().parent.parent
-GPU_RUN = [str(ROOT / "jobs" / "1f3s_gpu.toml"), "--data.corpus", "corpora/mine"]
+GPU_RUN = ["1f3s_gpu", "--data.corpus", "corpora/mine"]
 SHIPPED = ["cluster.yaml", "kuberay/raycluster.yaml", "kuberay/rayjob.yaml"]
 HEAD = NodeType("head", 0, 0, 1, 1)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from raypack.config import TopologySection
+from raypack.config import TopologySection, preset_or_file
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "cluster.yaml").read_text(encoding="utf-8")
@@ -67,10 +66,7 @@ def test_gpu_nodes_scale_between_two_limits_and_the_head_offers_nothing(cluster:
 
 
 def _gpu_topology() -> TopologySection:
-    run_file = ROOT / "jobs" / "1f3s_gpu.toml"
-    if not run_file.is_file():
-        pytest.skip("no jobs/1f3s_gpu.toml")
-    return TopologySection.model_validate(tomllib.loads(run_file.read_text(encoding="utf-8"))["topology"])
+    return TopologySection.model_validate(preset_or_file("runs", "1f3s_gpu")["topology"])
 
 
 def test_it_can_hold_every_worker_of_the_gpu_run(cluster: dict[str, Any]) -> None:

@@ -167,7 +167,7 @@ def test_impossible_inputs_and_settings_are_refused_and_nothing_is_left(tmp_path
         ("pipe", {}, "neither a file nor a folder"),
         ("a.txt", {"holdout": 1.0}, "--holdout 1.0"),
         ("a.txt", {"holdout": float("nan")}, "--holdout nan"),
-        ("a.txt", {"tokenizer": "words"}, "'words' is unknown: there are byte"),
+        ("a.txt", {"tokenizer": "words"}, "tokenizer = 'words': must be 'byte' or package.module:object"),
         ("a.txt", {"out": "a.txt/corpus"}, "cannot build"),
     ):
         with pytest.raises(RaypackError, match=text):

@@ -19,7 +19,7 @@ from raypack.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("dashboards/*.md")])
-FOLDERS = ("raypack", "jobs", "tests", "benchmarks", "dashboards", "kuberay", "docs")
+FOLDERS = ("raypack", "jobs", "tests", "benchmarks", "dashboards", "kuberay", "docs", "examples")
 SECTIONS = tuple(Config.model_fields)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 JOB_FLAGS = {"--run", "--dry-run", "--help", "--trace"}
@@ -132,14 +132,14 @@ def test_commands_that_a_page_shows_have_these_options(page: Path) -> None:
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     wrong = []
     for words in commands(page):
-        if words[0] == "raypack":
+        if words[:2] == ["raypack", "train"] or any(word.startswith("jobs/train_") for word in words):
+            own = words[next(i for i, word in enumerate(words) if word.startswith(("train", "jobs/train_"))) :]
+            flags = [word for word in own if word.startswith("--")]
+            wrong += [(words, flag) for flag in flags if flag not in JOB_FLAGS and not is_setting(flag[2:])]
+        elif words[0] == "raypack":
             wrong += [(words, flag) for flag in unknown_flags(words)]
         elif words[0] == "make":
             wrong += [(words, word) for word in words[1:2] if "=" not in word and word not in targets]
-        elif any(word.startswith("jobs/train_") for word in words):
-            own = words[next(i for i, word in enumerate(words) if word.startswith("jobs/train_")) :]
-            flags = [word for word in own if word.startswith("--")]
-            wrong += [(words, flag) for flag in flags if flag not in JOB_FLAGS and not is_setting(flag[2:])]
         elif "benchmarks" in words and "--only" in words:
             name = words[words.index("--only") + 1]
             wrong += [] if name in (*benchmark_names(), "NAME") else [(words, name)]

@@ -35,7 +35,7 @@ def file(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def dry(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> str:
-    assert main(["--run", str(file), "--run.name", "r", "--dry-run", *arguments], file, "") == 0
+    assert main(["--run", str(file), "--run.name", "r", "--dry-run", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     return out
@@ -60,7 +60,7 @@ def test_it_shows_the_first_plan_beside_the_baselines_and_leaves_nothing(
     text = dry(capsys, file)
     assert sorted(path for path in file.parent.rglob("*")) == there
     assert not ray.is_initialized()
-    planner, first = planned(load_run(["--run", str(file)], file), corpus, 0, None)
+    planner, first = planned(load_run([str(file)]), corpus, 0, None)
     figures = evaluate(first.plan, planner.cluster, planner.config.model, itemsize=planner.itemsize)
     inter = f"{figures.bytes_of('inter') / 1e6:,.1f}"
     assert cells(text, "this (joint)")[1:4] == [f"{figures.seconds:.3g}", "1.00", inter]
@@ -74,7 +74,7 @@ def test_it_shows_the_first_plan_beside_the_baselines_and_leaves_nothing(
 def test_a_run_that_goes_on_shows_the_step_it_goes_on_with(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, corpus: Path
 ) -> None:
-    config = load_run(["--run", str(file)], file)
+    config = load_run([str(file)])
     folder = tmp_path / "runs" / "r" / "checkpoints" / "step-00000003"
     folder.mkdir(parents=True)
     state = RunState.of(config, Corpus.open(corpus).fingerprint, 3, StreamState(0, 0, 20))
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_shows_the_step_it_goes_on_with(
 def test_what_a_start_refuses_it_refuses_too(
     capsys: pytest.CaptureFixture[str], file: Path, arguments: list[str], text: str
 ) -> None:
-    assert main(["--run", str(file), "--run.name", "r", "--dry-run", *arguments], file, "") == 2
+    assert main(["--run", str(file), "--run.name", "r", "--dry-run", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert text in err
@@ -111,5 +111,5 @@ def test_a_directory_that_another_driver_holds_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path
 ) -> None:
     with held(tmp_path / "runs" / "r"):
-        assert main(["--run", str(file), "--run.name", "r", "--dry-run"], file, "") == 2
+        assert main(["--run", str(file), "--run.name", "r", "--dry-run"]) == 2
     assert "belongs to a run that goes on" in capsys.readouterr().err

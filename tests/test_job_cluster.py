@@ -79,7 +79,7 @@ def test_an_uploaded_job_leaves_environments_corpora_and_runs_behind_and_stops_w
         names = {entry.name for entry in copy.parent.iterdir()}
         assert {"jobs", "raypack"} <= names
         assert names.isdisjoint({".git", ".venv", "runs", "corpora", "shared"})
-        assert (copy / "1f3s_gpu.toml").is_file()
+        assert (copy / "train_1f3s.py").is_file()
         (identity,) = set(re.findall(r"raysubmit_\w+", job.out))
         with Started([cluster.ray, "job", "stop", identity], tmp_path / "stop",
                      {**cluster.env, "RAY_ADDRESS": f"http://{cluster.dashboard}"}) as stop:  # fmt: skip

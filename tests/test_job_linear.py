@@ -51,8 +51,8 @@ def test_a_hybrid_of_linear_and_full_layers_learns_and_reports_its_gathers(tmp_p
     assert summary.stop_reason == "finished"
 
 
-@pytest.mark.parametrize("name", ["linear_local.toml", "linear_gpu.toml"])
+@pytest.mark.parametrize("name", ["linear_local", "linear_gpu"])
 def test_run_files_of_the_linear_job_load(name: str) -> None:
-    config = load_run([], ROOT / "jobs" / name)
+    config = load_run([], name)
     assert config.model.kinds.startswith("LLLF")
     assert config.plan.attention in ("auto", "kv_gather")

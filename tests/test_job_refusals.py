@@ -38,7 +38,7 @@ def refused(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], mo
 
     def call(*arguments: str, **sections: dict[str, Any]) -> str:
         file = tiny_run(tmp_path, corpus, **sections)
-        assert main(["--run", str(file), *arguments], file, "") == 2
+        assert main(["--run", str(file), *arguments]) == 2
         out, err = capsys.readouterr()
         assert [line.split("  ")[0] for line in out.splitlines()] == ["torch and Ray", "corpus", "checks"][
             : out.count("\n")
@@ -209,7 +209,7 @@ def test_more_workers_than_the_machine_carries(
     monkeypatch.setattr(preflight, "cores", lambda: 2)
     monkeypatch.setattr(preflight, "memory_bytes", lambda: 8e9)
     file = tiny_run(tmp_path, corpus)
-    config = load_run(["--run", str(file), "--topology.workers", *arguments], file)
+    config = load_run(["--run", str(file), "--topology.workers", *arguments])
     with pytest.raises(RaypackError) as refusal:  # not through the job, which would start them all where this fails
         preflight.check_machine(config)
     assert all(text in str(refusal.value) for text in texts), refusal.value
@@ -249,7 +249,7 @@ def test_nonsense_in_any_setting_is_one_line_or_a_run_that_could_start(
     for setting in settings_of(Config):
         for value in NONSENSE if setting.path.startswith(f"{section}.") else ():
             try:
-                prepare_run(load_run(["--run", str(file), f"--{setting.path}={value}"], file))
+                prepare_run(load_run(["--run", str(file), f"--{setting.path}={value}"]))
             except RaypackError as error:
                 said.append(str(error))
     assert said

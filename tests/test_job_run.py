@@ -85,8 +85,8 @@ def test_the_default_job_learns_with_parents_and_children(tmp_path: Path, capsys
     assert RunState.read(checkpoint).stream == plans[-1].after
 
     file = run_dir / "config.toml"
-    assert load_run(["--run", str(file)], "none").train.eval_every == FLAGS["--train.eval_every"]
-    assert main(["--run", str(file)], file, "") == 2  # the same run once more
+    assert load_run(["--run", str(file)]).train.eval_every == FLAGS["--train.eval_every"]
+    assert main(["--run", str(file)]) == 2  # the same run once more
     assert "holds a run already" in capsys.readouterr().err
 
 

@@ -76,7 +76,7 @@ def test_the_command_goes_on_from_the_checkpoint_that_is_named(run_dir: Path, re
     assert lines["checkpoint"] == "runs/mine/checkpoints/step-00000020"
     words = shlex.split(lines["go on"])
     assert words[:2] == TYPED
-    typed = load_run(words[2:], "none")
+    typed = load_run(words[2:])
     assert typed.run.steps == steps
     assert resolve_run(typed) == (run_dir, str(Path.cwd() / lines["checkpoint"]))
     assert typed.train == config().train

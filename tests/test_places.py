@@ -122,7 +122,7 @@ def test_the_written_config_is_the_same_run_from_anywhere(tmp_path: Path) -> Non
     given = config(tmp_path / "runs", steps=3, resume="auto")
     (tmp_path / "runs" / "r").mkdir(parents=True)
     write_config(tmp_path / "runs" / "r", given, tmp_path / "corpus")
-    again = load_run(["--run", str(tmp_path / "runs" / "r" / "config.toml")], "none")
+    again = load_run(["--run", str(tmp_path / "runs" / "r" / "config.toml")])
     assert resolve_run(again) == (tmp_path / "runs" / "r", None)
     assert again.data.corpus == str(tmp_path / "corpus")
     assert again.run.steps == 3

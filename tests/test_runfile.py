@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from raypack.config import Config
+from raypack.config import Config, preset_names
 from raypack.config.help import reference_page
 from raypack.config.runfile import Request, load_run, read_request
 from raypack.config.settings import settings_of
@@ -16,11 +16,11 @@ from raypack.config.units import Unit
 from raypack.errors import RaypackError
 from tests.job_runs import ROOT
 
-LOCAL, GPU = ROOT / "jobs" / "1f3s_local.toml", ROOT / "jobs" / "1f3s_gpu.toml"
+LOCAL, GPU = "1f3s_local", "1f3s_gpu"
 
 
 def load(*arguments: str) -> Config:
-    return load_run(arguments, LOCAL)
+    return load_run(arguments)
 
 
 def test_flags_lie_over_the_file_and_the_file_over_the_defaults() -> None:
@@ -34,12 +34,21 @@ def test_flags_lie_over_the_file_and_the_file_over_the_defaults() -> None:
 def test_a_run_without_a_name_gets_the_files_and_the_time() -> None:
     first = load().run.name
     assert first.startswith("1f3s_local-20")
-    assert load("--run", str(GPU)).run.name.startswith("1f3s_gpu-20")
+    assert load("--run", GPU).run.name.startswith("1f3s_gpu-20")
 
 
-def test_both_shipped_run_files_load() -> None:
-    assert load("--run", str(LOCAL)).topology.nodes == (2, 2)
-    gpu = load("--run", str(GPU))
+def test_a_run_is_named_by_preset_or_file_first_or_by_flag(tmp_path: Path) -> None:
+    assert load("--run.name=x") == load(LOCAL, "--run.name=x") == load("--run", LOCAL, "--run.name=x")
+    file = tmp_path / "mine.toml"
+    file.write_text("[run]\nsteps = 7\n")
+    assert load(str(file)).run.steps == load("--run", str(file)).run.steps == 7
+    assert load(str(file)).run.name.startswith("mine-20")
+
+
+@pytest.mark.parametrize("name", preset_names("runs"))
+def test_every_run_preset_loads(name: str) -> None:
+    assert load(name).model.name
+    gpu = load(GPU)
     assert gpu.topology.workers == 64
     assert (gpu.model.layers, gpu.model.experts, gpu.model.window) == (48, 128, 4096)
 
@@ -53,7 +62,7 @@ def test_what_a_run_resolved_loads_again(tmp_path: Path) -> None:
     config = load("--run.name", "x", "--train.lr", "0.25")
     file = tmp_path / "config.toml"
     file.write_text(tomli_w.dumps(config.model_dump()))
-    assert load_run(["--run", str(file)], LOCAL) == config
+    assert load_run(["--run", str(file)]) == config
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,7 @@ def test_what_a_run_resolved_loads_again(tmp_path: Path) -> None:
         (["--seed", "3"], ["did you mean --run.seed?"]),
         (["--dryrun"], ["did you mean --dry-run?"]),
         (["--nothing.like.it"], ["unknown flag --nothing.like.it", "--help all"]),
-        (["lonely"], ["'lonely'", "--section.key value"]),
+        (["lonely"], ["no run preset 'lonely'", "1f3s_local", "or give a .toml file"]),
         (["--run.steps"], ["--run.steps", "expected one argument"]),
         (["--run.steps", "many"], ["run.steps = 'many'", "integer"]),
         (["--run.steps", "0"], ["run.steps = '0'", "greater than or equal to 1"]),
@@ -90,7 +99,11 @@ def test_what_a_run_resolved_loads_again(tmp_path: Path) -> None:
         (["--observe.port", "70000"], ["observe.port", "65535"]),
         (["--run", "none-such.toml"], ["none-such.toml", "No such file"]),
         (["--run"], ["--run: expected one argument"]),
-        (["--run", "a\0b"], ["cannot read 'a\\x00b'"]),
+        (["--run", "a\0b.toml"], ["cannot read 'a\\x00b.toml'"]),
+        (["--run", "1f3s_lokal"], ["no run preset '1f3s_lokal'", "did you mean 1f3s_local?"]),
+        (["1f3s_local", "--run", "1f3s_gpu"], ["'1f3s_local' and --run '1f3s_gpu' both name the run"]),
+        (["--run.steps", "3", "1f3s_gpu"], ["'1f3s_gpu' belongs to no flag", "as the first argument"]),
+        (["--observe.sinks", "wand,x:y"], ["observe.sinks", "did you mean 'wandb'?"]),
         (["--run.name", "a/b"], ["run.name = 'a/b'", "letters"]),
         (["--run.name", ".hidden"], ["run.name = '.hidden'", "dot"]),
         (["--run.name", "läuft"], ["run.name", "a-z"]),
@@ -151,7 +164,7 @@ def test_help_is_short_first_and_whole_on_demand(capsys: pytest.CaptureFixture[s
     short = helped(capsys, "--help")
     assert len(short.splitlines()) <= 25
     assert all(len(line) <= 90 for line in short.splitlines())
-    for text in ("the job", "What it does.", "--run FILE", "--dry-run", "--help all", "--help SECTION", "timeouts"):
+    for text in ("the job", "What it does.", "PRESET", "RUN.toml", "--dry-run", "--help all", "--help SECTION"):
         assert text in short
     whole = helped(capsys, "--help", "all")
     settings = list(settings_of(Config))
@@ -161,12 +174,12 @@ def test_help_is_short_first_and_whole_on_demand(capsys: pytest.CaptureFixture[s
     assert shown == {setting.path for setting in settings if setting.path.startswith("train.")}
     assert "AdamW: added to the root" in helped(capsys, "--help", "train.eps")
     with pytest.raises(RaypackError, match="did you mean --help topology"):
-        read_request(["--help", "topologie"], LOCAL)
+        read_request(["--help", "topologie"])
 
 
 def test_help_shows_the_run_files_own_values(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--topology.workers 64 " in helped(capsys, "--help", "--run", str(GPU))
-    assert "now 0.0003)" in helped(capsys, "--run", str(GPU), "--help", "train.lr")
+    assert "--topology.workers 64 " in helped(capsys, "--help", "--run", GPU)
+    assert "now 0.0003)" in helped(capsys, "--run", GPU, "--help", "train.lr")
 
 
 def test_every_setting_says_what_it_is_and_every_number_its_unit_and_limits() -> None:
@@ -188,6 +201,6 @@ def test_the_reference_page_is_what_the_settings_say() -> None:
 
 
 def test_a_dry_run_is_a_run_that_is_not_started() -> None:
-    asked = read_request(["--run.name", "x", "--dry-run", "--train.lr", "1"], LOCAL)
+    asked = read_request(["--run.name", "x", "--dry-run", "--train.lr", "1"])
     assert asked == Request(load("--run.name", "x", "--train.lr", "1"), dry_run=True)
-    assert not read_request(["--run.name", "x"], LOCAL).dry_run
+    assert not read_request(["--run.name", "x"]).dry_run

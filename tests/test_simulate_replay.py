@@ -159,7 +159,7 @@ def test_help_lists_the_length_presets_with_their_kind() -> None:
         (["--lengths", "prolong", "--cluster", "dgx"], "no cluster preset 'dgx': there are a100-8x8"),
         (["--lengths", "prolong", "--model", "gpt"], "no model preset 'gpt': there are"),
         (["--lengths", "prolong", "--ranks", 65], "ranks = 65: cluster h100-8x8 has 64"),
-        (["--lengths", "prolong", "--policies", "static,ring"], "unknown 'ring'; there are static"),
+        (["--lengths", "prolong", "--policies", "static,ring"], "policies = 'ring': must be 'static', 'dynamic'"),
         (["--lengths", "prolong", "--policies", ","], "policies: there is none"),
         (["--lengths", "prolong", "--policies", "joint,joint"], "occurs twice"),
         (["--lengths", "prolong", "--steps", 0], "steps = 0: must lie in 1"),
