@@ -74,6 +74,7 @@ PARTS = (
     Part("joint, all of it", (JOINT,), {"policies.joint_table": lambda problem, bases: min(bases, key=problem.judge)}),
     Part("repack+parents, all of it", (PARENTS,), {"policies.repack_parents_table": given}),
     Part("searches of repack, repack+parents", STAGES[1:3], {"repack.refine": no_search}),
+    Part("repack: one stretch", (REPACK, PARENTS), {"repack.STRETCHES": (1.0,)}, ("repack.with_children",)),
     Part("repack, all of it", (REPACK,), {"policies.repack_table": given}),
     Part("repack and repack+parents", STAGES[1:3], dict.fromkeys([f"policies.{name}" for name in STAGES[1:3]], given)),
     Part("search of dynamic", (DYNAMIC,), {"uniform.refine": no_search}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,8 @@ from raypack.errors import RaypackError
 from raypack.kernels.attention import attention, find_kernel
 from raypack.kernels.packing import Packing
 from raypack.layers import oracle
+from raypack.layers.costs import Costs
+from raypack.layers.kinds import kinds_of
 from raypack.plan.plan import check_plan
 from raypack.plan.samples import Samples
 from raypack.plan.table import Table
@@ -32,8 +36,13 @@ from raypack.planning.policies import make_plan
 from raypack.planning.problem import Problem
 from raypack.registry import resolve
 from raypack.training.parameters import build_parameters
+from tests import threads
+from tests.ranks import Case, tiny_model
+from tests.test_invariant import check
+from tests.test_small_worlds import ROOMY, STREAMS
 
 HERE = __name__
+ROOT = Path(__file__).resolve().parent.parent
 KNOWN = {"one": 1.0, "late": "math:pi"}
 
 
@@ -184,6 +193,65 @@ def test_the_commands_take_a_foreign_policy(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["plan", *common, "--policy", "jiont"])
     assert done.exit_code == 2
     assert done.stderr.startswith("error: policy = 'jiont': did you mean 'joint'?")
+
+
+# -- layer kinds
+
+GATED = {"pattern": "GF", "own_layers": "G=gated_linear.kind:GATED"}
+
+
+@pytest.fixture
+def with_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the folder `examples`, where a user of them stands."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+
+
+@pytest.mark.parametrize("shard", ["none", "world"])
+def test_a_foreign_layer_kind_trains_as_its_oracle_does(with_examples: None, shard: str) -> None:
+    """Loss and gradients of one rank, and bytes as planned, in nested children over nodes of unequal size."""
+    model = tiny_model(**GATED, experts=0, linear_conv=4, linear_chunk=4, linear_feature="silu")
+    train = TrainSection(dtype="float64", chunk_tokens=7, shard=shard)
+    ledgers = check(threads, Case(model, train), STREAMS)
+    sent = sum((Counter(ledger["collected"]) for ledger in ledgers), Counter())
+    for scope, size in evaluate(STREAMS, ROOMY, model, itemsize=8).bytes["state_gather"].items():
+        assert sent["state_gather", scope] == size > 0
+
+
+@pytest.mark.parametrize("sync", ["step", "layer", "node"])
+def test_a_foreign_layer_kind_is_planned_at_its_own_price(with_examples: None, sync: str) -> None:
+    cluster, linear = load_cluster("h100-8x8"), {"pattern": "LF", "linear_decay": "none"}
+    costs = [Costs(load_model("1f3s-30b-a3b", changes), cluster) for changes in (GATED, linear)]
+    own, plain = (each.layers[1] for each in costs)
+    assert own.token_seconds("none") > plain.token_seconds("none") > 0
+    topology = Topology.regular(16, 8)
+    made = make_plan(Samples.of_lengths(LENGTHS), topology, cluster, costs[0].model, "joint", budget=200)
+    figures = evaluate(made, cluster, costs[0].model, sync)
+    assert figures.bound_seconds <= figures.seconds < 3 * figures.bound_seconds
+    assert figures.model_flops > evaluate(made, cluster, costs[1].model, sync).model_flops
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"pattern": "FD"}, "pattern = 'FD'"),
+        ({"pattern": "GF", "own_layers": "G=gated_linear"}, "own_layers: 'G=gated_linear'"),
+        ({"pattern": "GF", "own_layers": "F=gated_linear.kind:GATED"}, "own_layers: 'F=gated_linear.kind:GATED'"),
+    ],
+)
+def test_a_pattern_of_kinds_that_nobody_knows_is_refused(changes: dict[str, str], text: str) -> None:
+    with pytest.raises(RaypackError, match=re.escape(text)):
+        load_model("1f3s-30b-a3b", changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("no_such:GATED", "no_such"), ("gated_linear.kind:FLOOR", "LayerKind"), ("gated_linear.kind:GATED", "'D'")],
+)
+def test_what_is_no_layer_kind_is_refused_before_anything_is_planned(with_examples: None, name: str, text: str) -> None:
+    letter = "D" if name.endswith("GATED") and "kind" in name else "G"
+    model = load_model("1f3s-30b-a3b", {"pattern": f"{letter}F", "own_layers": f"{letter}={name}"})
+    with pytest.raises(RaypackError, match=re.escape(text)):
+        kinds_of(model)
 
 
 # -- kernels

@@ -222,7 +222,8 @@ def check_names_everywhere(config: Config, timeout: float) -> None:
     Raises:
         RaypackError: names the node and the object.
     """
-    names = [n for n in (config.plan.policy, config.train.kernel, *config.observe.all_sinks) if is_foreign(n)]
+    given = (*config.model.own_kinds.values(), config.plan.policy, config.train.kernel, *config.observe.all_sinks)
+    names = [name for name in given if is_foreign(name)]
     if not names:
         return
     own = _sources(names)

@@ -24,6 +24,7 @@ from raypack.driver.rundir import resolve_run, resume_notes
 from raypack.errors import RaypackError
 from raypack.files import absolute
 from raypack.kernels.attention import find_kernel
+from raypack.layers.kinds import kinds_of
 from raypack.observe.exporter import Endpoint, Exporter
 from raypack.observe.observer import NODE_ADDRESS
 from raypack.observe.sinks import find_sink
@@ -206,7 +207,9 @@ def memory_bytes() -> int:
 
 
 def check_names(config: Config) -> None:
-    """Raises RaypackError where `plan.policy`, `train.kernel` or one of `observe.sinks` names nothing."""
+    """Raises RaypackError where `model.own_layers`, `plan.policy`, `train.kernel` or one of `observe.sinks` names
+    nothing."""
+    kinds_of(config.model)
     find_policy(config.plan.policy, "plan.policy")
     find_kernel(config.train.kernel)
     for name in config.observe.all_sinks:

@@ -91,9 +91,6 @@ LINE_MAX = 500
 UNLIMITED = 2**20
 
 
-# What the head knows
-
-
 def living_workers() -> int:
     """Train workers of this run whose process is up.
 
@@ -134,9 +131,6 @@ def autoscaler_nodes() -> list[NodeType]:
     ]
 
 
-# Errors
-
-
 def causes_of(error: BaseException) -> Iterator[BaseException]:
     """The error, and what Ray and Python wrapped in it."""
     seen: BaseException | None = error
@@ -154,9 +148,6 @@ def one_line(error: BaseException) -> str:
     text = lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
     named = text if text.startswith(type(error).__name__) else f"{type(error).__name__}: {text}"
     return named if len(named) <= LINE_MAX else named[:LINE_MAX] + " ..."
-
-
-# Worker groups and who decides about them
 
 
 class WholeGroup(WorkerGroup):

@@ -64,13 +64,13 @@ class LinearAttention(nn.Module):
         q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], 1)
         q, k = _feature(q, c.linear_feature) * c.head_dim**-0.5, _feature(k, c.linear_feature)
         grouped = q.unflatten(1, (c.kv_heads, c.heads // c.kv_heads))
-        y = linear_attention(grouped, k, v, self._log_decay(x, wide), plan.states, wire, c.linear_chunk).flatten(1, 2)
+        y = linear_attention(grouped, k, v, self.log_decay(x, wide), plan.states, wire, c.linear_chunk).flatten(1, 2)
         y = y.to(x.dtype)
         if self.out_norm is not None:
             y = F.rms_norm(y, self.out_norm.shape, self.out_norm, c.norm_eps)
         return self.out(y.flatten(1))
 
-    def _log_decay(self, x: Tensor, wide: torch.dtype) -> Tensor | None:
+    def log_decay(self, x: Tensor, wide: torch.dtype) -> Tensor | None:
         """None, [KV heads], or [rows, KV heads, D]."""
         if self.gate_in is not None and self.gate_out is not None:
             gate = self.gate_out(self.gate_in(x)).to(wide)
