@@ -30,14 +30,12 @@ from raypack.checkpoint.addresses import open_store
 from raypack.checkpoint.checkpoints import Checkpoints, load
 from raypack.checkpoint.state import RunState
 from raypack.checkpoint.storage import folder_name
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, TrainSection, build, preset_or_file
 from raypack.plan.plan import Placement, Plan, Round, StreamState
 from raypack.plan.topology import Block, Topology
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import build_parameters
+from raypack.training.parameters import build_optimizer, build_parameters
 from raypack.training.replicas import check_replicas
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import StepWork, prepare

@@ -22,11 +22,9 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
-from raypack.exchange.heads.build import build_exchange
-from raypack.exchange.heads.exchange import Exchange, Heads
+from raypack.comm.wire import Groups, Wire
+from raypack.exchange.heads.plan import Exchange, Heads, build_exchange
 from raypack.exchange.heads.run import to_heads, to_tokens
 from raypack.exchange.layout import Layout
 from raypack.plan.plan import Placement, Round

@@ -29,9 +29,8 @@ from rich.table import Table
 
 from benchmarks import emulated
 from benchmarks.hsap_methods import Method, methods, packs
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.exchange.hsap.schedule import Signature, schedule_of
 from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, transfers_of

@@ -37,9 +37,8 @@ from benchmarks import emulated
 from benchmarks.hsap import LISTS, NODES, PACK, drawn
 from benchmarks.hsap_methods import Method, methods, packs
 from benchmarks.rank_links import shape_ranks
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.layers.costs import Costs
 from raypack.plan.plan import Placement, Plan, Round

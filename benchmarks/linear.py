@@ -25,9 +25,8 @@ from torch import Tensor
 
 from benchmarks.baselines import lasp1, linear_ring, ring
 from benchmarks.baselines.neighbours import Ring
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.exchange.lasp2.states import plan_states
 from raypack.exchange.layout import Layout
 from raypack.layers.linear.module import linear_attention

@@ -20,9 +20,8 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.layers.frame import build_frame
 from raypack.model.decoder import HybridModel, initialize

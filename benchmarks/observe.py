@@ -39,9 +39,8 @@ from rich.table import Table
 
 from benchmarks.paired import interval, verdict
 from benchmarks.random_rows import random_rows
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, TrainSection
 from raypack.layers.costs import model_flops
 from raypack.model.stopwatch import Stopwatch
@@ -52,8 +51,7 @@ from raypack.plan.plan import Placement, Plan, Round, StreamState
 from raypack.plan.topology import Block, Topology
 from raypack.planning.steps import PlannedStep
 from raypack.training.feed import Fed
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import build_parameters
+from raypack.training.parameters import build_optimizer, build_parameters
 from raypack.training.reports import Reports
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare

@@ -77,7 +77,7 @@ def _measure(tokens: int) -> Measured:
 
     from raypack.kernels.attention import attention
     from raypack.kernels.packing import Packing
-    from raypack.layers.rope import rope_table, rotate
+    from raypack.layers.projections import rope_table, rotate
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -19,8 +19,7 @@ from raypack.checkpoint.storage import LocalStore, Store, folder_name
 from raypack.config import TrainSection
 from raypack.plan.plan import Placement, Plan, Round, StreamState
 from raypack.plan.topology import Block
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import build_parameters
+from raypack.training.parameters import build_optimizer, build_parameters
 from raypack.training.replicas import check_replicas
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, load_cluster
-from raypack.exchange.heads.build import build_exchange
-from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.heads.plan import Heads, build_exchange
 from raypack.exchange.heads.run import to_heads, to_tokens
 from raypack.exchange.hsap.attention import hsap_attention
 from raypack.exchange.hsap.plan import plan_hsap

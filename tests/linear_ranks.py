@@ -8,9 +8,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.exchange.halo.plan import plan_halo
 from raypack.exchange.lasp2.states import plan_states
 from raypack.exchange.layout import Layout

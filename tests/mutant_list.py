@@ -34,7 +34,7 @@ MUTANTS = (
     # -- exchanges and layouts
     Mutant(
         name="kv-copies-overwritten",
-        file="raypack/exchange/heads/exchange.py",
+        file="raypack/exchange/heads/plan.py",
         old="first : first + move.heads] += received[i]",
         new="first : first + move.heads] = received[i]",
         breaks="gradients of a KV head's copies: the last rank's instead of the sum",
@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         name="kv-copies-summed-narrow",
-        file="raypack/exchange/heads/exchange.py",
+        file="raypack/exchange/heads/plan.py",
         old="wide = torch.promote_types(x.dtype, torch.float32)\n            total",
         new="wide = x.dtype\n            total",
         breaks="the same sum in the model's dtype",

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import ModelConfig, TrainSection
 from raypack.errors import RaypackError
 from raypack.model.decoder import HybridModel, initialize
@@ -20,8 +19,7 @@ from raypack.model.moe import Routing
 from raypack.model.reference import reference_loss
 from raypack.plan.plan import Plan
 from raypack.plan.topology import Topology
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import Sharded, build_parameters
+from raypack.training.parameters import Sharded, build_optimizer, build_parameters
 from raypack.training.step import Trainer, evaluate_loss, train_step
 from raypack.training.work import StepWork, prepare
 

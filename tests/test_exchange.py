@@ -7,11 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypack.exchange.heads.build import build_exchange
-from raypack.exchange.heads.exchange import Exchange, Heads
-from raypack.exchange.heads.rows import pack, pack_calls, unpack, unpack_tokens
-from raypack.exchange.layout import Layout
-from raypack.plan.heads import head_share
+from raypack.exchange.heads.plan import Exchange, Heads, build_exchange
+from raypack.exchange.heads.run import pack, pack_calls, unpack, unpack_tokens
+from raypack.exchange.layout import Layout, head_share
 from raypack.plan.plan import Round
 from raypack.plan.topology import Topology
 from tests.strategies import NODES, rounds

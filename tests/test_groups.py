@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from raypack.comm.agreement import digest_of
-from raypack.comm.groups import Groups, backend_for
+from raypack.comm.wire import Groups, backend_for
 from raypack.errors import RaypackError
 from raypack.plan.topology import Topology
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.errors import RaypackError
-from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.heads.plan import Heads
 from raypack.exchange.hsap.spread import build_spread
-from raypack.exchange.layout import Layout
-from raypack.plan.heads import head_share
+from raypack.exchange.layout import Layout, head_share
 from raypack.plan.plan import Plan, Round, check_plan
 from raypack.plan.topology import Block, Topology
 from tests.strategies import rounds

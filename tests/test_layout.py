@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.errors import RaypackError
-from raypack.exchange.layout import Layout
-from raypack.plan.heads import head_share
+from raypack.exchange.layout import Layout, head_share
 from raypack.plan.plan import Placement, Round
 from raypack.plan.topology import Block, Topology
 from tests.strategies import NODES, rounds

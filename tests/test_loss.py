@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import TrainSection
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.topology import Block, Topology
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import Replicated
+from raypack.training.parameters import Replicated, build_optimizer
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare
 from tests.ranks import Case, routed_gradients_on_rank, tiny_model

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from raypack.errors import RaypackError
-from raypack.model import experts as expert_work
+from raypack.model import moe as expert_work
 from raypack.model import reference
-from raypack.model.experts import expert_counts, grouped_linear
-from raypack.model.moe import MoE, Routing, choose
+from raypack.model.moe import MoE, Routing, choose, expert_counts, grouped_linear
 
 F64 = torch.float64
 

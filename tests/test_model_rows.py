@@ -12,12 +12,10 @@ from torch import Tensor
 
 from raypack.errors import RaypackError
 from raypack.layers import oracle
-from raypack.layers.norm import normalize_heads
-from raypack.layers.rope import rope_table, rotate
+from raypack.layers.projections import normalize_heads, rope_table, rotate
 from raypack.model import reference
-from raypack.model.chunked import run_by_rows
 from raypack.model.head import linear_cross_entropy
-from raypack.model.mlp import SwiGLU, swiglu
+from raypack.model.mlp import SwiGLU, run_by_rows, swiglu
 
 F64 = torch.float64
 ROWS = (0, 1, 7, 63, 100)

@@ -11,13 +11,12 @@ from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.cost.flops import causal_pairs, window_pairs
 from raypack.cost.rates import PASSES
 from raypack.exchange.gathered.plan import plan_gather
-from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.heads.plan import Heads
 from raypack.exchange.hsap.routes import build_routes
 from raypack.exchange.hsap.spread import build_spread
 from raypack.exchange.lasp2.states import plan_states
-from raypack.exchange.layout import Layout
+from raypack.exchange.layout import Layout, head_share
 from raypack.layers.costs import Costs, model_flops, train_flops
-from raypack.plan.heads import head_share
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.table import table_of
 from raypack.plan.topology import Block, Topology

@@ -18,16 +18,14 @@ import torch.distributed as dist
 
 from raypack.calibrate.fit import Series
 from raypack.calibrate.result import Measurements, Wanted, check_equal
-from raypack.comm.groups import Groups, backend_for
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire, backend_for
 from raypack.config import ModelConfig, TrainSection
 from raypack.cost.flops import TRAIN_PASSES, causal_pairs
 from raypack.kernels.attention import attention, select_backend
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.topology import Block, Topology
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import build_parameters
+from raypack.training.parameters import build_optimizer, build_parameters
 from raypack.training.step import Trainer, train_step
 from raypack.training.work import prepare
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from raypack.calibrate.measure import measure
 from raypack.calibrate.result import Measurements, Wanted
-from raypack.comm.groups import backend_for
+from raypack.comm.wire import backend_for
 from raypack.errors import RaypackError
 from raypack.plan.places import topology_of
 from raypack.plan.topology import Topology

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from raypack.comm.groups import Groups
+from raypack.comm.wire import Groups
 
 Tensors = dict[str, torch.Tensor]
 

@@ -16,13 +16,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
 from raypack.plan.names import ATTENTIONS
 from raypack.plan.plan import Round
 from raypack.plan.topology import Block, Topology
+
+
+@cache
+def head_share(heads: int, kv_heads: int, width: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Heads of each of `width` ranks: (first query head, end, first KV head, end).
+
+    Query heads are split as evenly as possible, the first ranks get the extra ones; ranks beyond the heads get none.
+    A rank has the KV heads that its query heads use, so KV heads are copied where ranks outnumber them.
+    """
+    per_kv = heads // kv_heads
+    base, extra = divmod(heads, width)
+    shares = []
+    for i in range(width):
+        lo = i * base + min(i, extra)
+        hi = lo + base + (i < extra)
+        shares.append((lo, hi, lo // per_kv, (hi - 1) // per_kv + 1) if hi > lo else (lo, lo, 0, 0))
+    return tuple(shares)
+
 
 RUN_KEYS = ("parent_first", "parent_width", "child_first", "child_width", "attention")
 
@@ -96,6 +114,11 @@ class Layout:
         #: int64 [placements + 1]: where each sample starts in the stream of all placements, in canonical order
         self.offsets = np.concatenate(([0], np.cumsum(lengths)))
         self.runs, self._row_counts = _cut(self._run_bounds(), self.columns, self.offsets, topology.world)
+
+    @cached_property
+    def attentions(self) -> frozenset[str]:
+        """Those that occur in it."""
+        return frozenset(run.attention for run in self.runs)
 
     def _run_bounds(self) -> np.ndarray:
         keys = [self.columns[k] for k in RUN_KEYS]

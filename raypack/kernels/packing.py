@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from raypack.errors import RaypackError
-from raypack.kernels.kept import Kept
+
+T = TypeVar("T")
+
+
+class Kept(dict[Hashable, object]):
+    """What was made so far, by key; as long as the round that it belongs to."""
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned when first asked for `key`."""
+        if key not in self:
+            self[key] = make()
+        return self[key]  # type: ignore[return-value]
 
 
 class Packing:

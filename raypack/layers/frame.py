@@ -15,11 +15,10 @@ import numpy as np
 from raypack.config import ModelConfig
 from raypack.exchange.heads.plan import ByHeads, plan_heads
 from raypack.exchange.layout import Layout, Segments
-from raypack.kernels.kept import Kept
-from raypack.layers.kinds import kinds_of
+from raypack.kernels.packing import Kept
+from raypack.layers.kinds import host_plan_of, kinds_of
 from raypack.plan.plan import Round
 from raypack.plan.topology import Topology
-from raypack.registry import resolve
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,11 @@ def build_frame(round_: Round, topology: Topology, rank: int, model: ModelConfig
     """The frame of `rank`: a pure function of the round."""
     layout = Layout(round_, topology, rank)
     around = Around(layout, rank, model)
-    plans = {kind.letter: resolve(kind.host_plan, {}, f"layer kind {kind.letter}")(around) for kind in kinds_of(model)}
     return Frame(
         rows=layout.rows(rank),
         segments=around.segments,
         samples=layout.columns["sample"],
         lengths=layout.columns["length"],
-        plans=plans,
+        plans={kind.letter: host_plan_of(kind)(around) for kind in kinds_of(model)},
         recompute=round_.recompute,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
 
 from raypack.config import ModelConfig
 from raypack.errors import RaypackError
@@ -32,6 +34,17 @@ def kinds_of(model: ModelConfig) -> tuple[LayerKind, ...]:
 def kind_of(model: ModelConfig, letter: str) -> LayerKind:
     """The kind of a letter of the model's pattern."""
     return next(kind for kind in kinds_of(model) if kind.letter == letter)
+
+
+@cache
+def host_plan_of(kind: LayerKind) -> Callable[[Any], Any]:
+    """The kind's host plan.
+
+    Raises:
+        RaypackError: its name leads nowhere.
+    """
+    found: Callable[[Any], Any] = resolve(kind.host_plan, {}, f"layer kind {kind.letter}")
+    return found
 
 
 def _own_kind(letter: str, name: str) -> LayerKind:

@@ -16,7 +16,7 @@ from raypack.comm.wire import Wire
 from raypack.config import ModelConfig
 from raypack.kernels.attention import Kernel
 from raypack.layers.frame import Frame
-from raypack.layers.kinds import kind_of
+from raypack.layers.kinds import host_plan_of, kind_of, kinds_of
 from raypack.layers.projections import Projections
 from raypack.model.head import linear_cross_entropy
 from raypack.model.mlp import SwiGLU
@@ -93,6 +93,9 @@ class HybridModel(nn.Module):
         super().__init__()
         self.config, self.chunk_tokens = config, chunk_tokens
         self.embed = nn.Embedding(config.vocabulary, config.width)
+        for kind in kinds_of(config):
+            host_plan_of(kind)  # what leads nowhere shows here, not in a step
+        self.parts = ("embed", *(LAYER_KINDS.get(letter, OTHER_KIND) for letter in config.kinds), "head")
         self.layers = nn.ModuleList(Layer(config, letter, chunk_tokens) for letter in config.kinds)
         self.norm = nn.RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied_head else nn.Linear(config.width, config.vocabulary, bias=False)
@@ -116,7 +119,7 @@ class HybridModel(nn.Module):
         """
         slots = slots if slots is not None else self.slots()
         x = F.embedding(tokens, self.embed.weight)
-        parts = ["embed", *(LAYER_KINDS.get(letter, OTHER_KIND) for letter in self.config.kinds), "head"]
+        parts = self.parts
         for layer, slot, before, part in zip(self.layers, slots, parts[:-2], parts[1:-1], strict=True):
             x = watch.between(x, before, part) if watch else x
             with record_function(f"layer {part}"):

@@ -22,9 +22,8 @@ from raypack.checkpoint.state import RunState, check_same, newest
 from raypack.checkpoint.storage import Store
 from raypack.comm.agreement import agree, digest_of
 from raypack.comm.faults import is_echo, is_timeout
-from raypack.comm.groups import Groups
 from raypack.comm.ledger import Ledger
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import Config
 from raypack.data.corpus import Corpus
 from raypack.data.loader import load_rows
@@ -39,8 +38,7 @@ from raypack.plan.plan import Plan, StreamState
 from raypack.plan.topology import Topology
 from raypack.planning.steps import plan_cluster
 from raypack.training.feed import Feed, Plans
-from raypack.training.optimizer import build_optimizer
-from raypack.training.parameters import build_parameters
+from raypack.training.parameters import build_optimizer, build_parameters
 from raypack.training.peak import matmul_rate
 from raypack.training.progress import Progress
 from raypack.training.replicas import check_replicas

@@ -13,14 +13,12 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from raypack.comm.agreement import agree, digest_of
-from raypack.comm.groups import Groups
-from raypack.comm.wire import Wire
+from raypack.comm.wire import Groups, Wire
 from raypack.config import TrainSection
 from raypack.errors import Leaving
 from raypack.model.decoder import RoutingSlot, expert_counts
 from raypack.model.stopwatch import Stopwatch
-from raypack.training.optimizer import learning_rate, set_learning_rate
-from raypack.training.parameters import Parameters, Sharded, clip
+from raypack.training.parameters import Parameters, Sharded, clip, learning_rate, set_learning_rate
 from raypack.training.progress import Progress
 from raypack.training.work import RoundWork, StepWork
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from raypack.exchange.layout import Layout, Segments
 from raypack.exchange.streams import Stream, streams_around
-from raypack.kernels.kept import Kept
+from raypack.kernels.packing import Kept
 from raypack.plan.topology import Block
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from raypack.cost.rates import Rates
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Cohorts, Held, Shards
+from raypack.exchange.layout import head_share
 from raypack.plan.grid import Grid, grid, spread
-from raypack.plan.heads import head_share
 from raypack.plan.topology import Block, Topology
 
 COLLECTIVES = 2

@@ -19,7 +19,7 @@ from raypack.exchange.cohorts import Cohorts, Documents, Shards
 from raypack.exchange.heads.cost import HeadWeights, weights_of
 from raypack.exchange.hsap.segments import Segmentation
 from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, Transfers, part, transfers_of
-from raypack.plan.heads import head_share
+from raypack.exchange.layout import head_share
 from raypack.plan.topology import Block, Topology
 
 SITE = "kv_exchange"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from raypack.exchange.heads.exchange import Exchange
+from raypack.exchange.heads.plan import Exchange
 from raypack.exchange.hsap.routes import Routes, build_routes
 from raypack.exchange.hsap.spread import build_spread
 from raypack.exchange.hsap.transfers import STEP_ROWS

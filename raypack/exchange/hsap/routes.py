@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from raypack.exchange.heads.exchange import Heads
+from raypack.exchange.heads.plan import Heads
 from raypack.exchange.hsap.schedule import Step, Work
 from raypack.exchange.hsap.spread import Spread
 from raypack.exchange.hsap.transfers import part
-from raypack.plan.heads import head_share
+from raypack.exchange.layout import head_share
 from raypack.plan.topology import Block
 
 

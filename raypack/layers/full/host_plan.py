@@ -38,13 +38,15 @@ class FullPlan:
 
 def plan_full(around: Around) -> FullPlan:
     """A pure function of the layout."""
-    layout, rank, gathered = around.layout, around.rank, _gathered(around)
+    layout, rank, attentions = around.layout, around.rank, around.layout.attentions
+    gathered = _gathered(around) if "kv_gather" in attentions else None
     if gathered is None:
         by_heads = around.by_heads(full=True)
     else:
         layout = layout.keeping(lambda run: not gathers(run))
         by_heads = plan_heads(layout, rank, around.model, full=True)
-    return FullPlan(by_heads, plan_hsap(layout, rank, by_heads.into), gathered)
+    hsap = plan_hsap(layout, rank, by_heads.into) if "hsap" in attentions else None
+    return FullPlan(by_heads, hsap, gathered)
 
 
 def _gathered(around: Around) -> Gathered | None:
