@@ -15,6 +15,7 @@ from raypack.errors import RaypackError
 from raypack.observe import sinks
 from raypack.observe.observer import RunObserver
 from raypack.observe.steps import read_steps
+from tests.machine import scaled
 from tests.observe_cases import report
 
 
@@ -77,7 +78,9 @@ def test_an_offline_run_of_wandb_holds_the_records(tmp_path: Path, monkeypatch: 
     pytest.importorskip("wandb", reason="pip install raypack[wandb]")
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "config.toml").write_text("[train]\nlr = 0.25\n")
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", scaled(60))
     observed(tmp_path, "wandb")
+    time.sleep(1.1)  # W&B names its folders by the second
     observed(tmp_path, "wandb", steps=range(2, 4), attempt=1)  # the run goes on: step 2 comes again
     logged, settings = [], {}
     for file in sorted(tmp_path.glob("wandb/offline-run-*/run-r.wandb")):
@@ -113,6 +116,7 @@ def test_a_store_of_mlflow_holds_the_records(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
     (tmp_path / "config.toml").write_text("[train]\nlr = 0.25\n")
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", scaled(60))
     observed(tmp_path, "mlflow")
     observed(tmp_path, "mlflow", steps=range(2, 4), attempt=1)
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
