@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raypack.config import ModelConfig, load_cluster
-from raypack.cost.flops import token_flops
+from raypack.cost.rates import token_flops
 from raypack.layers.costs import Costs
 from raypack.layers.linear.kind import LINEAR
 from raypack.plan.topology import Block, Topology

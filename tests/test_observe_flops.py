@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Wire
-from raypack.cost.flops import TRAIN_PASSES
+from raypack.cost.rates import TRAIN_PASSES
 from raypack.layers.costs import model_flops, train_flops
 from raypack.layers.frame import build_frame
 from raypack.model.decoder import HybridModel, initialize

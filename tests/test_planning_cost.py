@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypack.config import ModelConfig, load_cluster, load_model
-from raypack.cost.flops import causal_pairs, window_pairs
-from raypack.cost.rates import PASSES
+from raypack.cost.rates import PASSES, causal_pairs, window_pairs
 from raypack.exchange.gathered.plan import plan_gather
 from raypack.exchange.heads.plan import Heads
 from raypack.exchange.hsap.routes import build_routes

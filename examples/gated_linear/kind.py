@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from raypack.config import ModelConfig
 from raypack.layers.kind import LayerCost, Work
-from raypack.layers.linear.cost import LinearCosting
-from raypack.layers.linear.kind import LINEAR
+from raypack.layers.linear.kind import LINEAR, LinearCosting
 
 FLOOR = 0.9
 """Least share of a state that a token leaves."""

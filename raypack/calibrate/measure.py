@@ -21,7 +21,7 @@ from raypack.calibrate.result import Measurements, Wanted, check_equal
 from raypack.comm.ledger import Ledger
 from raypack.comm.wire import Groups, Wire, backend_for
 from raypack.config import ModelConfig, TrainSection
-from raypack.cost.flops import TRAIN_PASSES, causal_pairs
+from raypack.cost.rates import TRAIN_PASSES, causal_pairs
 from raypack.kernels.attention import attention, select_backend
 from raypack.plan.plan import Placement, Plan, Round
 from raypack.plan.topology import Block, Topology

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from raypack.cost.rates import Rates
+from raypack.plan.grid import Grid
 
 Bytes = dict[str, tuple[np.ndarray, np.ndarray]]
 """{site: (sent inside a node, sent across)}, int64 [world] each."""
@@ -43,10 +44,21 @@ class Ask:
     sent: Bytes = field(default_factory=dict)
 
     @classmethod
-    def nothing(cls, world: int) -> Ask:
-        """Zeros to add to."""
+    def nothing(cls, world: int, *sites: str) -> Ask:
+        """Zeros to add to; `sites` of other collectives."""
         sides = np.zeros((4, world)), np.zeros((4, world))
-        return cls(np.zeros(world), np.zeros(world), np.zeros(world), *sides, np.zeros(world), np.zeros(world))
+        sent = {site: (np.zeros(world, dtype=np.int64), np.zeros(world, dtype=np.int64)) for site in sites}
+        return cls(np.zeros(world), np.zeros(world), np.zeros(world), *sides, np.zeros(world), np.zeros(world), sent)
+
+    def copy_to_all(self, site: str, ranks: slice, size: int, calls: int, where: Grid, rates: Rates) -> None:
+        """Every rank of a block sends `size` bytes to each other one, in `calls` collectives: added in place."""
+        near = np.minimum(where.node_end[ranks], ranks.stop) - np.maximum(where.node_first[ranks], ranks.start)
+        intra, inter = size * (near - 1), size * (ranks.stop - ranks.start - near)
+        self.sent[site][0][ranks] += intra
+        self.sent[site][1][ranks] += inter
+        self.seconds[ranks] += np.maximum(intra / rates.cluster.intra_rate, inter / rates.cluster.inter_rate)
+        crosses = bool(where.node[ranks.start] != where.node[ranks.stop - 1])
+        self.latency[ranks] += calls * rates.latency(crosses)
 
     def __add__(self, other: Ask) -> Ask:
         sent = dict(self.sent)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from raypack.plan.grid import Grid, unions
+from raypack.plan.grid import Grid, spread, unions
 from raypack.plan.table import RoundTable
 
 
@@ -208,3 +208,10 @@ def _streams(cohorts: Cohorts) -> tuple[Cohorts, np.ndarray]:
     child = cohorts.child_first[first], cohorts.child_width[first]
     heads = np.zeros(count, dtype=np.int64)  # layers at the child exchange heads, whatever full layers do
     return Cohorts(*child, *child, heads, tokens, low, low + tokens, cohorts.edge[first], np.arange(count)), index
+
+
+def launches(cohorts: Cohorts, world: int) -> np.ndarray:
+    """Attention calls of every rank in one pass: one a block of its own (blocks around a rank differ in width)."""
+    blocks = np.unique(cohorts.parent_first * (world + 1) + cohorts.parent_width)
+    first, width = np.divmod(blocks, world + 1)
+    return spread(first, first + width, world)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from raypack.config import ModelConfig
-from raypack.cost.flops import TRAIN_PASSES, token_flops
-from raypack.cost.rates import Rates
+from raypack.cost.rates import TRAIN_PASSES, Rates, token_flops
 from raypack.layers.kind import LayerCost
 from raypack.layers.kinds import kinds_of
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
+from operator import attrgetter
 
 import numpy as np
 
@@ -67,3 +70,17 @@ def interval_max(values: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.n
         return np.zeros(0)
     edges = np.stack([first, end], axis=1).ravel()
     return np.maximum.reduceat(np.append(values, values[-1]), edges)[::2]
+
+
+@lru_cache(maxsize=4096)
+def inner_blocks(topology: Topology, parent: Block) -> dict[int, list[Block]]:
+    """Node-local blocks inside `parent` by width."""
+    found: dict[int, list[Block]] = {}
+    for width in topology.widths:
+        blocks = topology.blocks_of_width(width)
+        start = bisect_left(blocks, parent.first, key=attrgetter("first"))
+        inside = list(takewhile(lambda b: b.end <= parent.end, blocks[start:]))
+        inside = [b for b in inside if topology.in_one_node(b)]
+        if inside:
+            found[width] = inside
+    return found

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypack.plan.grid import inner_blocks
 from raypack.plan.table import Table
 from raypack.planning.problem import Problem
-from raypack.planning.repack import inner_blocks
 from raypack.planning.shapes import Shapes
 from raypack.planning.uniform import in_rounds, round_counts
 

@@ -9,16 +9,14 @@ balance) or on the full part, then the child solver runs again. Packs are as man
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import replace
-from functools import lru_cache
-from itertools import product, takewhile
-from operator import attrgetter
+from itertools import product
 
 import numpy as np
 
+from raypack.plan.grid import inner_blocks
 from raypack.plan.table import Table
-from raypack.plan.topology import Block, Topology
+from raypack.plan.topology import Block
 from raypack.planning.bounds import least_time
 from raypack.planning.clock import pack_seconds
 from raypack.planning.greedy import cheapest_within, list_schedule
@@ -131,20 +129,6 @@ def place_children(
     child_first[fit] = list_schedule(widths, cheap[fit, choice], blocks, load, {})
     child_width[fit] = widths
     return child_first, child_width
-
-
-@lru_cache(maxsize=4096)
-def inner_blocks(topology: Topology, parent: Block) -> dict[int, list[Block]]:
-    """Node-local blocks inside `parent` by width."""
-    found: dict[int, list[Block]] = {}
-    for width in topology.widths:
-        blocks = topology.blocks_of_width(width)
-        start = bisect_left(blocks, parent.first, key=attrgetter("first"))
-        inside = list(takewhile(lambda b: b.end <= parent.end, blocks[start:]))
-        inside = [b for b in inside if topology.in_one_node(b)]
-        if inside:
-            found[width] = inside
-    return found
 
 
 def _keep(problem: Problem, base: Table, rows: np.ndarray, load: np.ndarray) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from raypack.config import ClusterConfig, ModelConfig
 from raypack.cost.rates import ITEMSIZE
 from raypack.layers.costs import Costs
-from raypack.layers.full.cost import shares
+from raypack.layers.full.kind import shares
 from raypack.plan.names import ATTENTIONS
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.table import RoundTable, table_of

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from raypack.cost.flops import causal_pairs
-from raypack.cost.rates import PASSES, Rates
+from raypack.cost.rates import PASSES, Rates, causal_pairs
 from raypack.exchange.asks import Addition, Ask, Floor
-from raypack.exchange.cohorts import Cohorts, Shards
-from raypack.exchange.heads.cost import launches
-from raypack.plan.grid import Grid, grid
+from raypack.exchange.cohorts import Cohorts, Shards, launches
+from raypack.plan.grid import grid
 from raypack.plan.names import KV_GATHER
 from raypack.plan.topology import Block, Topology
 
@@ -24,25 +22,14 @@ def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str) -> Ask:
     """Exact to the token, for documents with parent = child."""
     world, passes = shards.world, PASSES[recompute].exchange
     heads, kv_heads = rates.model.heads, 2 * rates.model.kv_heads
-    found, sent = Ask.nothing(world), (np.zeros(world, dtype=np.int64), np.zeros(world, dtype=np.int64))
+    found = Ask.nothing(world, SITE)
     for block, lengths, rows in _blocks(shards, cohorts):
         ranks, longest = slice(block.first, block.end), int(rows.max())
-        copies(found, sent, ranks, passes * longest * kv_heads * rates.head_bytes, passes, shards.where, rates)
+        found.copy_to_all(SITE, ranks, passes * longest * kv_heads * rates.head_bytes, passes, shards.where, rates)
         found.pairs[ranks] += _own_pairs(lengths, rows)
         found.held[ranks] += block.width * longest * kv_heads + rows * heads
-    return found + Ask(**{**vars(Ask.nothing(world)), "calls": launches(cohorts, world), "sent": {SITE: sent}})
-
-
-def copies(
-    found: Ask, sent: tuple[np.ndarray, np.ndarray], ranks: slice, size: int, calls: int, where: Grid, rates: Rates
-) -> None:
-    """Every rank of a block sends `size` bytes to each other one, in `calls` collectives: added in place."""
-    near = np.minimum(where.node_end[ranks], ranks.stop) - np.maximum(where.node_first[ranks], ranks.start)
-    intra, inter = size * (near - 1), size * (ranks.stop - ranks.start - near)
-    sent[0][ranks] += intra
-    sent[1][ranks] += inter
-    found.seconds[ranks] += np.maximum(intra / rates.cluster.intra_rate, inter / rates.cluster.inter_rate)
-    found.latency[ranks] += calls * rates.latency(crosses=bool(where.node[ranks.start] != where.node[ranks.stop - 1]))
+    found.calls[:] = launches(cohorts, world)
+    return found
 
 
 def _blocks(shards: Shards, cohorts: Cohorts) -> list[tuple[Block, np.ndarray, np.ndarray]]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from raypack.cost.rates import Rates
 from raypack.exchange.asks import Addition, Ask, Floor
-from raypack.exchange.cohorts import Cohorts, Held, Shards
+from raypack.exchange.cohorts import Cohorts, Held, Shards, launches
 from raypack.exchange.layout import head_share
-from raypack.plan.grid import Grid, grid, spread
+from raypack.plan.grid import Grid, grid
 from raypack.plan.topology import Block, Topology
 
 COLLECTIVES = 2
@@ -109,13 +109,6 @@ def _of_entries(cohorts: Cohorts, held: Held, where: Grid, rates: Rates) -> tupl
         queries_sum[high] - queries_sum[low],
         into_sum[at + width] - into_sum[at],
     )
-
-
-def launches(cohorts: Cohorts, world: int) -> np.ndarray:
-    """Attention calls of every rank in one pass: one a block of its own (blocks around a rank differ in width)."""
-    blocks = np.unique(cohorts.parent_first * (world + 1) + cohorts.parent_width)
-    first, width = np.divmod(blocks, world + 1)
-    return spread(first, first + width, world)
 
 
 def latency(cohorts: Cohorts, where: Grid, rates: Rates) -> np.ndarray:

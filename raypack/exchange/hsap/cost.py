@@ -12,8 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.cost.flops import causal_pairs, softmax_pair_flops
-from raypack.cost.rates import PASSES, Rates
+from raypack.cost.rates import PASSES, Rates, causal_pairs, softmax_pair_flops
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Cohorts, Documents, Shards
 from raypack.exchange.heads.cost import HeadWeights, weights_of
@@ -27,9 +26,7 @@ SITE = "kv_exchange"
 
 def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str) -> Ask:
     """Exact to the token, for cohorts whose parent spans nodes of one size."""
-    documents, where = shards.documents(cohorts), shards.where
-    found = Ask.nothing(shards.world)
-    found.sent[SITE] = np.zeros(shards.world, dtype=np.int64), np.zeros(shards.world, dtype=np.int64)
+    documents, where, found = shards.documents(cohorts), shards.where, Ask.nothing(shards.world, SITE)
     for ranks, _ in cohorts.components(where):
         first, end = ranks.start, ranks.stop
         inside = (documents.parent_first >= first) & (documents.parent_first < end)

@@ -6,9 +6,8 @@ import numpy as np
 
 from raypack.cost.rates import Rates
 from raypack.exchange.asks import Ask
-from raypack.exchange.cohorts import Cohorts, Shards
-from raypack.exchange.gathered.cost import copies
-from raypack.plan.grid import Grid, grid
+from raypack.exchange.cohorts import Shards
+from raypack.plan.grid import grid
 from raypack.plan.topology import Block, Topology
 
 SITE = "state_gather"
@@ -21,18 +20,12 @@ def ask(shards: Shards, slot_bytes: int, calls: int, rates: Rates) -> Ask:
         slot_bytes: what one slot sends to each other rank in a step.
         calls: collectives of a step.
     """
-    return _ask(shards.streams, shards.where, slot_bytes, calls, rates)
-
-
-def _ask(streams: Cohorts, where: Grid, slot_bytes: int, calls: int, rates: Rates) -> Ask:
-    world = len(where.node)
-    found, sent = Ask.nothing(world), (np.zeros(world, dtype=np.int64), np.zeros(world, dtype=np.int64))
-    first, width = streams.child_first, streams.child_width
-    for ranks, _ in streams.components(where):
+    found = Ask.nothing(shards.world, SITE)
+    first, width = shards.streams.child_first, shards.streams.child_width
+    for ranks, _ in shards.streams.components(shards.where):
         inside = (first >= ranks.start) & (first < ranks.stop) & (width > 1)
         size = len(np.unique(width[inside])) * slot_bytes
-        copies(found, sent, ranks, size, calls, where, rates)
-    found.sent[SITE] = sent
+        found.copy_to_all(SITE, ranks, size, calls, shards.where, rates)
     return found
 
 
