@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypack.exchange.hsap.schedule import Schedule, Signature, compile_schedule, schedule_of
-from raypack.exchange.hsap.segments import SLACK, Segmentation, causal_work, segment
-from raypack.exchange.hsap.transfers import Pack, merge, transfers, transfers_of
+from raypack.exchange.hsap.transfers import (
+    SLACK,
+    Pack,
+    Segmentation,
+    causal_work,
+    merge,
+    segment,
+    transfers,
+    transfers_of,
+)
 
 
 @st.composite

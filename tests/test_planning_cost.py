@@ -11,7 +11,7 @@ from raypack.config import ModelConfig, load_cluster, load_model
 from raypack.cost.rates import PASSES, causal_pairs, window_pairs
 from raypack.exchange.gathered.plan import plan_gather
 from raypack.exchange.heads.plan import Heads
-from raypack.exchange.hsap.routes import build_routes
+from raypack.exchange.hsap.plan import build_routes
 from raypack.exchange.hsap.spread import build_spread
 from raypack.exchange.lasp2.states import plan_states
 from raypack.exchange.layout import Layout, head_share

@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from raypack.comm.wire import Wire
 from raypack.exchange.hsap.keys import exchange_keys
-from raypack.exchange.hsap.plan import HsapPlan
-from raypack.exchange.hsap.routes import Leg
+from raypack.exchange.hsap.plan import HsapPlan, Leg
 from raypack.kernels import partial
 from raypack.kernels.packing import Span
 

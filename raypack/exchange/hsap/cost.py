@@ -16,8 +16,7 @@ from raypack.cost.rates import PASSES, Rates, causal_pairs, softmax_pair_flops
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Cohorts, Documents, Shards
 from raypack.exchange.heads.cost import HeadWeights, weights_of
-from raypack.exchange.hsap.segments import Segmentation
-from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, Transfers, part, transfers_of
+from raypack.exchange.hsap.transfers import STEP_ROWS, Pack, Segmentation, Transfers, part, transfers_of
 from raypack.exchange.layout import head_share
 from raypack.plan.topology import Block, Topology
 

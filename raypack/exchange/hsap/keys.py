@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from raypack.comm.wire import Wire
-from raypack.exchange.hsap.routes import Leg, Routes
+from raypack.exchange.hsap.plan import Leg, Routes
 from raypack.plan.topology import Block
 
 SITE = "kv_exchange"

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raypack.exchange.hsap.segments import Segmentation
-from raypack.exchange.hsap.transfers import Pack, Transfers, transfers_of
+from raypack.exchange.hsap.transfers import Pack, Segmentation, Transfers, transfers_of
 
 
 class Signature(NamedTuple):
