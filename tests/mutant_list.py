@@ -34,7 +34,7 @@ MUTANTS = (
     # -- exchanges and layouts
     Mutant(
         name="kv-copies-overwritten",
-        file="raypack/exchange/heads/plan.py",
+        file="raypack/exchange/heads/run.py",
         old="first : first + move.heads] += received[i]",
         new="first : first + move.heads] = received[i]",
         breaks="gradients of a KV head's copies: the last rank's instead of the sum",
@@ -42,9 +42,9 @@ MUTANTS = (
     ),
     Mutant(
         name="kv-copies-summed-narrow",
-        file="raypack/exchange/heads/plan.py",
-        old="wide = torch.promote_types(x.dtype, torch.float32)\n            total",
-        new="wide = x.dtype\n            total",
+        file="raypack/exchange/heads/run.py",
+        old="wide = torch.promote_types(x.dtype, torch.float32)\n        total",
+        new="wide = x.dtype\n        total",
         breaks="the same sum in the model's dtype",
         test="tests/test_exchange.py::test_copies_of_a_kv_head_are_summed_in_fp32_and_in_rank_order",
     ),
@@ -59,7 +59,7 @@ MUTANTS = (
     # -- halos and states of linear layers
     Mutant(
         name="halo-short-by-one",
-        file="raypack/exchange/halo/rows.py",
+        file="raypack/exchange/halo/plan.py",
         old="low - taps + 1), low",
         new="low - taps + 2), low",
         breaks="the convolution's first tap is missing at borders",
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         name="halo-over-documents",
-        file="raypack/exchange/halo/rows.py",
+        file="raypack/exchange/halo/plan.py",
         old="max(int(stream.starts[stream.document(low)]), low - taps + 1)",
         new="max(0, low - taps + 1)",
         breaks="the convolution sees the document before",
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         name="f-exchange-for-s-layers",
-        file="raypack/layers/frame.py",
+        file="raypack/layers/window/host_plan.py",
         old=' and run.attention == "ulysses"',
         new="",
         breaks="S layers run through F's hsap, without their window",
@@ -166,8 +166,8 @@ MUTANTS = (
     Mutant(
         name="full-layers-windowed",
         file="raypack/layers/full/module.py",
-        old='window = c.window if self.kind == "S" else None',
-        new="window = c.window",
+        old="attention(q, k, v, by_heads.packings[number], ",
+        new="attention(q, k, v, by_heads.packings[number], window=self.config.window, ",
         breaks="F layers have a window",
         test=f"{WORLDS}[heads]",
     ),
@@ -256,7 +256,7 @@ MUTANTS = (
     ),
     Mutant(
         name="exchange-of-the-quicker-side",
-        file="raypack/planning/load.py",
+        file="raypack/exchange/asks.py",
         old="inter = np.maximum(out_inter, in_inter)",
         new="inter = np.minimum(out_inter, in_inter)",
         breaks="an exchange takes what its quicker side takes",

@@ -1,19 +1,21 @@
 """Segments and transfers of hsap: which node attends for which tokens, and what then crosses nodes (docs/hsap.md).
 
-**Segments.** A pure function of the lengths. A document stays whole where it fits, on its *home* (the node that holds its first token) before any other: then neither
-its keys nor its queries cross nodes. Only what would overload a node is cut, in proportion to the room that is left:
+**Segments.** A pure function of the lengths. A document stays whole where it fits, on its *home* (the node that holds
+its first token) before any other: then neither its keys nor its queries cross nodes. Only what would overload a node
+is cut, in proportion to the room that is left:
 
 - over two nodes at one place, the home first: late queries see more keys, so a given amount of work moves with the
   fewest tokens;
 - over more nodes in *mirrored pairs* (zig-zag): node i gets tokens [a, b) and [n - b, n - a). Token t and its mirror
   see n + 1 keys together, so work and tokens are in proportion and no node sends or keeps much more than another.
 
-**Transfers.** All that crosses nodes, piece by piece, with the tick at which it does. A node needs a remote segment exactly when it holds a later segment of the same document (segments of a document are
-disjoint, so it then needs all of it, once, for the local rows behind it). The transfers are spread over *ticks*:
-rotation 1, 2, ... (node i sends to node i + rotation and receives from node i - rotation), and in each rotation as many
-ticks as its longest message needs at `step_rows` rows each. A tick has one number on all ranks, and all its sends and
-receives are posted together, so no order of packs can deadlock; no node passes on what another one sent, so there is no
-chain; and a rank never holds more than a few ticks' rows of others (`kv_exchange` says how many).
+**Transfers.** All that crosses nodes, piece by piece, with the tick at which it does. A node needs a remote segment
+exactly when it holds a later segment of the same document (segments of a document are disjoint, so it then needs all
+of it, once, for the local rows behind it). The transfers are spread over *ticks*: rotation 1, 2, ... (node i sends to
+node i + rotation and receives from node i - rotation), and in each rotation as many ticks as its longest message
+needs at `step_rows` rows each. A tick has one number on all ranks, and all its sends and receives are posted
+together, so no order of packs can deadlock; no node passes on what another one sent, so there is no chain; and a rank
+never holds more than a few ticks' rows of others (`kv_exchange` says how many).
 """
 
 from __future__ import annotations
