@@ -91,7 +91,7 @@ def test_adapters_translate_windows_documents_and_grouped_heads(
     qkv = torch.randn(sum(LENGTHS), 4 + 2 * kv_heads, 8, dtype=torch.float64)
     q, k, v = qkv.split([4, kv_heads, kv_heads], 1)
     packing = Packing(LENGTHS)
-    out = adapter(q, k, v, packing, packing, window, 0.3)
+    out = adapter(q, k, v, packing, packing, window, 0, 0.3)
     assert torch.allclose(out, oracle(q, k, v, LENGTHS, window=window, scale=0.3), rtol=0, atol=1e-12)
 
 

@@ -45,7 +45,7 @@ def test_attention_flops_are_those_of_every_pair(window: int, sinks: int) -> Non
     full, sparse = model.kinds.count("F"), model.kinds.count("S")
     for i, n in enumerate(lengths):
         assert counted["full"][i] == full * each * pairs_by_hand(n, None, 0)
-        assert counted["window"][i] == sparse * each * pairs_by_hand(n, window, sinks)
+        assert counted["sparse"][i] == sparse * each * pairs_by_hand(n, window, sinks)
 
 
 @pytest.mark.parametrize(
