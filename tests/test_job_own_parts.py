@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Sink(Csv):
 def seen(part):
     (FOLDER / f"{part}-{os.getpid()}").touch()
 """
+GATED = ("--model.own_layers", "G=gated_linear.kind:GATED")
 OWN = {"plan": {"policy": "own_parts:policy"}, "train": {"kernel": "own_parts:kernel"}}
 
 
@@ -54,9 +56,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.ray
 @pytest.mark.rest
-def test_policy_kernel_and_sink_are_found_where_the_run_is_started(folder: Path) -> None:
-    code = "import raypack; print(raypack.train(['tiny.toml', '--run.name', 'r', '--run.steps', '3']))"
-    env = job_environment(folder / "home", PYTHONPATH=str(ROOT))
+def test_layer_kind_policy_kernel_and_sink_are_found_where_the_run_is_started(folder: Path) -> None:
+    asked = ["tiny.toml", "--run.name", "r", "--run.steps", "3", "--model.pattern", "GF", *GATED]
+    code = f"import raypack; print(raypack.train({asked!r}))"
+    env = job_environment(folder / "home", PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "examples")]))
     with Started([sys.executable, "-c", code], folder / "console", env, cwd=folder) as job:
         assert job.wait() == 0, job.out + job.err
     assert job.out.splitlines()[-1] == str(folder / "runs" / "r")
@@ -64,6 +67,7 @@ def test_policy_kernel_and_sink_are_found_where_the_run_is_started(folder: Path)
     assert [(r.step, r.policy, r.parent_widths == r.child_widths) for r in records] == [
         (step, "own_parts:policy", True) for step in range(3)
     ]
+    assert {"other", "full"} <= set(records[-1].layer_seconds)
     rows = (folder / "runs" / "r" / "steps.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["step", "0", "1", "2"]
     processes = {part: {p.name.rpartition("-")[2] for p in folder.glob(f"{part}-*")} for part in ("kernel", "sink")}
@@ -75,6 +79,7 @@ def test_policy_kernel_and_sink_are_found_where_the_run_is_started(folder: Path)
 @pytest.mark.parametrize(
     ("flag", "value", "text"),
     [
+        ("--model.own_layers", "G=own_parts:policy", "must be a LayerKind"),
         ("--plan.policy", "own_part:policy", "there is no module own_part here"),
         ("--plan.policy", "own_parts:polcy", "did you mean policy?"),
         ("--train.kernel", "own_parts:FOLDER", "train.kernel = 'own_parts:FOLDER': must be a callable"),
