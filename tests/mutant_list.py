@@ -278,4 +278,29 @@ MUTANTS = (
         breaks="the certified bound lies above legal plans",
         test="tests/test_planning_evaluate.py::test_least_time_is_the_first_time_at_which_the_areas_fit",
     ),
+    # -- parts from outside
+    Mutant(
+        name="foreign-plan-unchecked",
+        file="raypack/planning/policies.py",
+        old="check_plan(table.to_plan(problem.topology, name))",
+        new="table.to_plan(problem.topology, name)",
+        breaks="a policy from outside puts samples on ranks that are no block",
+        test="tests/test_registry.py::test_what_a_foreign_policy_does_wrong_is_one_line",
+    ),
+    Mutant(
+        name="kernel-of-the-settings-forgotten",
+        file="raypack/training/parameters.py",
+        old="made.model.use_kernel(kernel)",
+        new="pass",
+        breaks="train.kernel is checked, and another kernel computes",
+        test="tests/test_registry.py::test_every_softmax_layer_of_a_run_gets_the_kernel_of_its_settings",
+    ),
+    Mutant(
+        name="sink-waited-for",
+        file="raypack/observe/sinks.py",
+        old="self._thread.join(max(0.0, until - time.monotonic()))",
+        new="self._thread.join()",
+        breaks="a sink that hangs holds up the end of the run",
+        test="tests/test_sinks.py::test_a_sink_that_fails_or_hangs_stops_neither_the_run_nor_another",
+    ),
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from raypack.config.units import Experts, Features, Heads, Layers, Place, Plain, Section, Share, Title, Tokens, Unit
+from raypack.config.units import Experts, Features, Heads, Layers, Location, Plain, Section, Share, Title, Tokens, Unit
 from raypack.plan.names import LAYER_KINDS
 
 
@@ -15,7 +15,7 @@ class ModelConfig(Section):
     """The network. `pattern` is repeated until `layers` layers are there: F = full, S = sliding-window, L = linear
     attention."""
 
-    preset: Place = Field("", description="model preset or .toml file; the other settings of the model override it")
+    preset: Location = Field("", description="model preset or .toml file; the other settings of the model override it")
     name: Title = Field("custom", description="what tables call this model")
     pattern: str = Field(
         "FSSS",

@@ -15,9 +15,9 @@ from raypack.config.units import (
     Directory,
     DirectoryName,
     Host,
+    Location,
     Named,
     NameList,
-    Place,
     Plain,
     Ranks,
     RanksOfNodes,
@@ -41,7 +41,7 @@ class RunSection(Section):
     root: Directory = Field("runs", min_length=1, description="directory of all runs")
     steps: Steps = Field(60, ge=1, description="optimizer steps of the whole run")
     seed: Seed = Field(0, description="where the random first weights start from")
-    resume: Place = Field(
+    resume: Location = Field(
         "never",
         min_length=1,
         description="go on from a checkpoint; never, auto (the newest complete one of this run) or a checkpoint's path "
@@ -53,7 +53,7 @@ class RunSection(Section):
         le=10**6,
         description="failures in a row after which a run gives up; a new checkpoint starts the count again",
     )
-    ray_address: Place = Field(
+    ray_address: Location = Field(
         "", description="HOST:PORT of a Ray head, or auto; empty = the surrounding cluster, else a local one is started"
     )
 
@@ -84,7 +84,7 @@ class PlanSection(Section):
         "repack+parents children inside nodes, joint parent and child of each sample together; package.module:object "
         "one of your own",
     )
-    cluster: Place = Field("local-2x4", description="cluster preset or .toml file with the cost model's rates")
+    cluster: Location = Field("local-2x4", description="cluster preset or .toml file with the cost model's rates")
     sync: Literal["", "step", "layer", "node"] = Field(
         "", description="where the cost model lets ranks wait for each other; empty = what the cluster says"
     )
@@ -227,7 +227,7 @@ class TrainSection(Section):
     checkpoint_keep: Annotated[int, Unit("checkpoints")] = Field(
         2, ge=1, le=10**6, description="complete checkpoints that are kept, the newest"
     )
-    checkpoint_root: Place = Field(
+    checkpoint_root: Location = Field(
         "",
         description="where checkpoints go, below the run's name; an absolute directory or a URL; empty = run directory",
     )

@@ -78,7 +78,7 @@ def _directory_name(name: str) -> str:
     return name
 
 
-def _place(path: str) -> str:
+def _location(path: str) -> str:
     if not path.isprintable():
         raise ValueError("holds what is no printable letter, or bytes that are no UTF-8: rename it")
     longest = max(len(part.encode()) for part in path.split("/"))
@@ -115,9 +115,9 @@ def _listed(given: object) -> object:
 
 
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
-Place = Annotated[str, AfterValidator(_place)]
+Location = Annotated[str, AfterValidator(_location)]
 """A path, URL or network address."""
-Directory = Annotated[Place, AfterValidator(_directory)]
+Directory = Annotated[Location, AfterValidator(_directory)]
 Host = Annotated[str, AfterValidator(_host)]
 Title = Annotated[str, AfterValidator(_title)]
 """What tables call something."""
