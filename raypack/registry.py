@@ -1,7 +1,8 @@
 """Names that people give: one of those that are shipped, or `package.module:object` of their own.
 
-The one door for policies, attention kernels, tokenizers and sinks. A module of one's own is looked for where Python
-looks and in the current directory; Ray takes both along to the run's planner, observer and workers.
+The one door for policies, layer kinds, attention kernels, tokenizers and sinks (docs/extending.md). A module of one's
+own is looked for where Python looks and in the current directory; Ray takes both along to the run's planner, observer
+and workers.
 """
 
 from __future__ import annotations

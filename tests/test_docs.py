@@ -176,11 +176,12 @@ def test_errors_that_the_docs_quote_are_raised() -> None:
     assert [part for part in parts if part.strip() not in said()] == []
 
 
-def test_the_map_of_planning_names_every_file_and_no_other() -> None:
+@pytest.mark.parametrize(("head", "folder"), [("decides", "planning"), ("has", "planning/search")])
+def test_the_maps_of_planning_name_every_file_and_no_other(head: str, folder: str) -> None:
     text = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
-    table = text[text.index("| file | decides |") :].partition("\n\n")[0]
+    table = text[text.index(f"| file | {head} |") :].partition("\n\n")[0]
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert named == {path.stem for path in (ROOT / "raypack" / "planning").glob("*.py")} - {"__init__"}
+    assert named == {path.stem for path in (ROOT / "raypack" / folder).glob("*.py")} - {"__init__"}
 
 
 def test_the_map_of_the_house_names_every_part_of_the_package() -> None:

@@ -63,9 +63,9 @@ def test_the_order_of_samples_does_not_matter(seed: int, policy: str, random) ->
 
 SCRIPT = """
 import sys
-from raypack.parallel.topology import Topology
-from raypack.planning.policies import BASELINES, make_plan, make_plans
-from raypack.planning.table import Samples
+from raypack.plan.samples import Samples
+from raypack.plan.topology import Topology
+from raypack.planning.policies import make_plan
 from tests.planning_cases import CLUSTER, MODEL, lengths
 
 for sync in ("step", "layer"):

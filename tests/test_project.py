@@ -25,15 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (ROOT / "requirements-cpu.lock").read_text(encoding="utf-8")
 
-# The thin actors are the exceptions.
-IMPURE = {"raypack.planning.steps"}
-
 
 def _pure_modules() -> list[str]:
     names = ["raypack.cli", "raypack.config", "raypack.errors", "raypack.plan.topology", "raypack.exchange.layout"]
     package = importlib.import_module("raypack.planning")
-    names += [m.name for m in pkgutil.walk_packages(package.__path__, "raypack.planning.")]
-    return [name for name in names if name not in IMPURE]
+    return names + [m.name for m in pkgutil.walk_packages(package.__path__, "raypack.planning.")]
 
 
 def _python(code: str) -> str:

@@ -23,6 +23,12 @@ def test_the_examples_in_the_packages_text_hold() -> None:
     assert done.failed == 0
 
 
+def test_the_example_of_the_first_page_holds() -> None:
+    done = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert done.attempted > 5
+    assert done.failed == 0
+
+
 def test_every_public_name_is_there_with_a_text_and_an_unknown_one_is_not() -> None:
     for name in set(raypack.__all__) - {"__version__"}:
         found = getattr(raypack, name)

@@ -1,4 +1,4 @@
-"""Everything that raypack takes from inside Ray; no other file here imports it.
+"""Everything that a run takes from inside Ray, in one file (`clusters.files` reads cluster files as Ray does).
 
 Ray Train's policies and callbacks are its developer API, and what the head knows of nodes that will come or go has no
 public name: either may change with any release. So a run refuses a Ray that was not tried, and what a new one needs is

@@ -1,0 +1,1 @@
+"""Attention on one rank: packed documents, the kernels that compute it, parts merged by log-sum-exp."""

@@ -1,9 +1,9 @@
 """Policy `joint`: a parent and a child for each sample (docs/planning.md).
 
 Constructive part: every sample takes the shape that keeps ranks busy least among those that the area bound leaves time
-for. Samples whose parent crosses nodes are placed first, each where the step is
-shortest; short samples fill what their packs leave free; the rest is scheduled by list on top, packs of one width after
-another. Then local search, where the step has few enough samples for it to matter.
+for. Samples whose parent crosses nodes are placed first, each where the step is shortest; short samples fill what their
+packs leave free; the rest is scheduled by list on top, packs of one width after another. Then local search, where the
+step has few enough samples for it to matter.
 """
 
 from __future__ import annotations

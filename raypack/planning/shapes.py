@@ -1,6 +1,6 @@
 """The choices for one sample alone: a parent width and a child width, with what they cost as functions of its length.
 
-Seconds, area and memory of a length n are sums of a few coefficients times pairs(n), window_pairs(n), n and 1, so a
+Seconds, area and memory of a length n are sums of a few coefficients times n, the pairs of each layer kind, and 1, so a
 whole table (lengths x shapes) is one matrix product. Planner and bounds read the same table.
 """
 

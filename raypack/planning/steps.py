@@ -1,7 +1,7 @@
-"""The planner actor: plans each step ahead of the workers and hands out references (docs/planning.md).
+"""The steps of a run, planned one after the other: each from the stream state before it (docs/planning.md).
 
-`StepPlanner` is plain and decides; `PlannerActor` is the thin Ray actor around it. It keeps no state that matters: a
-request brings the stream state before the step, so a restarted actor, or another one, gives the same answer.
+`StepPlanner` keeps no state that matters: a request brings the stream state before the step, so another one gives the
+same answer. `driver.planner` is the Ray actor around it.
 """
 
 from __future__ import annotations

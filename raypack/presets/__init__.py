@@ -1,0 +1,1 @@
+"""Models, clusters and runs by name: TOML files."""

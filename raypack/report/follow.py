@@ -16,7 +16,7 @@ from raypack.observe.attempts import read_attempts, sentence
 from raypack.observe.reporter import FIRST_PLAN, Pulse
 from raypack.report.view import RunView
 
-# The phases of a rank's start (`loop`), for people.
+# The phases of a rank's start (`training.loop`), for people.
 START = {
     "places": ("places", "which rank is on which node"),
     "groups": ("groups", "one for every block; code, settings and corpus are the same on all ranks"),

@@ -1,0 +1,1 @@
+"""Length lists replayed through policies on a described cluster (docs/simulate.md)."""

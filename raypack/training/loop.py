@@ -1,6 +1,6 @@
 """An attempt: one world of ranks, from its start or a checkpoint to the last step, or until it is asked to leave.
 
-Nothing here knows Ray: `worker` runs it inside Ray Train, tests inside plain processes that they kill.
+Nothing here knows Ray: `driver.worker` runs it inside Ray Train, tests inside plain processes that they kill.
 """
 
 from __future__ import annotations

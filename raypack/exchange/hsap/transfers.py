@@ -15,7 +15,7 @@ of it, once, for the local rows behind it). The transfers are spread over *ticks
 node i + rotation and receives from node i - rotation), and in each rotation as many ticks as its longest message
 needs at `step_rows` rows each. A tick has one number on all ranks, and all its sends and receives are posted
 together, so no order of packs can deadlock; no node passes on what another one sent, so there is no chain; and a rank
-never holds more than a few ticks' rows of others (`kv_exchange` says how many).
+never holds more than a few ticks' rows of others (`keys` says how many).
 """
 
 from __future__ import annotations

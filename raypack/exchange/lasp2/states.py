@@ -2,8 +2,7 @@
 
 A child block's stream is cut into contiguous shards, so of the documents on a rank only the one at the end of a shard
 can go on at the right, and only the one at its start can have come from the left. Around a rank there is at most one
-child block of each width: a *slot*. `prefix` moves one state a slot in
-one all-gather.
+child block of each width: a *slot*. One all-gather moves a state for each slot (`gather`).
 
 Reset at document starts: the state that enters a shard is summed over exactly the ranks that hold the same document
 before it, each scaled by the decay of the tokens in between.

@@ -1,0 +1,1 @@
+"""S, sliding-window attention at the sample's child, by heads."""
