@@ -26,7 +26,7 @@ from raypack.data.lengths import read_lengths
 from raypack.errors import RaypackError
 from raypack.exchange.hsap.schedule_text import schedule_text
 from raypack.files import read_text, write_file
-from raypack.plan.names import POLICIES
+from raypack.plan.names import POLICIES, SYNCS
 from raypack.plan.plan import Plan
 from raypack.plan.plan_file import plan_from_json
 from raypack.plan.samples import Samples
@@ -55,7 +55,7 @@ model_option = click.option(
 )
 plan_picture_option = picture_option("Draw the plan to this {kinds}: ranks down, time across.")
 schedule_option = click.option("--schedule", is_flag=True, help="Print what hsap sends across nodes, tick by tick.")
-sync_option = click.option("--sync", type=click.Choice(["step", "layer", "node"]), default=None, help=SYNC_HELP)
+sync_option = click.option("--sync", type=click.Choice(SYNCS), default=None, help=SYNC_HELP)
 
 
 @click.command(context_settings={"show_default": True})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from raypack.config.units import (
@@ -18,6 +16,7 @@ from raypack.config.units import (
     Title,
     Tokens,
 )
+from raypack.plan.names import Sync
 
 
 class ClusterConfig(Section):
@@ -41,5 +40,5 @@ class ClusterConfig(Section):
         0, ge=0, description="the cap of rounds that replay the feed-forward part; 0 = rank_tokens_max"
     )
     rank_tokens_max_full: Tokens = Field(0, ge=0, description="the cap of rounds that replay all; 0 = rank_tokens_max")
-    sync: Literal["step", "layer", "node"] = Field("step", description="where ranks wait for each other")
+    sync: Sync = Field("step", description="where ranks wait for each other")
     prefetch_layers: Layers = Field(1, ge=0, description="layers of slack that parameter prefetch gives sync = layer")

@@ -29,7 +29,7 @@ from raypack.config.units import (
     Tokens,
     Unit,
 )
-from raypack.plan.names import KERNELS, POLICIES, SINKS
+from raypack.plan.names import KERNELS, POLICIES, SINKS, AttentionChoice, Recompute, Sync
 
 
 class RunSection(Section):
@@ -85,7 +85,7 @@ class PlanSection(Section):
         "one of your own",
     )
     cluster: Location = Field("local-2x4", description="cluster preset or .toml file with the cost model's rates")
-    sync: Literal["", "step", "layer", "node"] = Field(
+    sync: Literal["", Sync] = Field(
         "", description="where the cost model lets ranks wait for each other; empty = what the cluster says"
     )
     rank_tokens_max: Tokens = Field(0, ge=0, description="most tokens of a rank in a round; 0 = what the cluster says")
@@ -93,7 +93,7 @@ class PlanSection(Section):
     budget: Annotated[int, Unit("evaluations")] = Field(
         2000, ge=0, le=10**6, description="plans that local search tries for a step; 0 = plain greedy"
     )
-    attention: Literal["auto", "ulysses", "kv_gather", "hsap"] = Field(
+    attention: AttentionChoice = Field(
         "auto",
         description="how full layers meet across ranks; ulysses exchanges heads, kv_gather gathers K and V (then "
         "parent = child), hsap spreads over nodes, auto takes the cheapest",
@@ -178,7 +178,7 @@ class TrainSection(Section):
     shard: Literal["none", "world"] = Field(
         "none", description="where parameters live; none = all on every rank, world = split over all ranks (FSDP2)"
     )
-    recompute: Literal["none", "selective", "full"] = Field(
+    recompute: Recompute = Field(
         "none",
         description="what backward computes again to save memory; nothing, the feed-forward part, or whole layers "
         "with their exchanges",

@@ -12,7 +12,7 @@ from raypack.config import ClusterConfig, ModelConfig
 from raypack.cost.rates import ITEMSIZE
 from raypack.errors import RaypackError
 from raypack.layers.costs import Costs, model_flops
-from raypack.plan.names import PLANNED_SITES, RECOMPUTES, ULYSSES
+from raypack.plan.names import PLANNED_SITES, RECOMPUTES, SYNCS, ULYSSES
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.table import Table, table_of
 from raypack.plan.topology import Topology
@@ -93,7 +93,7 @@ def evaluate_table(table: Table, topology: Topology, costs: Costs, sync: str, po
     """As `evaluate`, for a plan in array form that is known to be legal but for the cap."""
     loads = load_rounds(table, topology, costs)
     check_cap(loads, costs)
-    if sync not in ("step", "layer", "node"):
+    if sync not in SYNCS:
         raise RaypackError(f"sync = {sync!r}: one of step, layer, node")
     clock = run_clock(loads, topology, costs, sync)
     lengths = table.samples.lengths

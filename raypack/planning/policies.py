@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from raypack.config import ClusterConfig, ModelConfig
 from raypack.cost.rates import ITEMSIZE
 from raypack.errors import RaypackError
 from raypack.layers.costs import Costs
-from raypack.plan.names import POLICIES, RECOMPUTES
+from raypack.plan.names import POLICIES, RECOMPUTES, AttentionChoice
 from raypack.plan.plan import Plan, check_plan
 from raypack.plan.samples import Samples
 from raypack.plan.table import Table, table_of
@@ -33,7 +33,7 @@ from raypack.registry import blame, is_foreign, resolve
 
 Policy = Callable[[Problem], Table]
 
-CHOICES = ("ulysses", "kv_gather", "hsap", "auto")
+CHOICES: tuple[str, ...] = get_args(AttentionChoice)
 BASELINES = ("static", "dynamic")
 """What every table compares with: heads exchanged, parent = child, whatever `attention` allows the others."""
 DEFAULT_BUDGET = 10_000
