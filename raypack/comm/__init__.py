@@ -1,1 +1,1 @@
-"""The only callers of torch.distributed: groups, the wire, agreement before a step, the ledger of what was sent."""
+"""What ranks meet by: groups, the wire, agreement before a step, the ledger of what was sent."""

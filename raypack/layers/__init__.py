@@ -1,1 +1,1 @@
-"""A room for each layer kind (full, window, linear): its record, module, host plan, cost and one-rank oracle."""
+"""A room for each layer kind (full, window, linear): its record with costs, module, host plan and oracle."""

@@ -1,4 +1,4 @@
-"""Ranks, nodes and legal blocks (docs/exchange.md): a small integer grid, pure. `comm.groups` makes communicators.
+"""Ranks, nodes and legal blocks (docs/exchange.md): a small integer grid, pure. `comm.wire` makes communicators.
 
 Ranks are contiguous per node. A *block* is `(first, width)`, consecutive ranks:
 
