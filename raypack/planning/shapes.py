@@ -228,7 +228,7 @@ def variants(topology: Topology, costs: Costs) -> dict[tuple[int, int], list[tup
         weights = weights_of(costs, width)
         profiles: dict[tuple[int, ...], Block] = {}
         for parent in topology.blocks_of_width(width):
-            profiles.setdefault(_node_sizes(topology, parent), parent)
+            profiles.setdefault(topology.node_sizes(parent), parent)
         for parent in profiles.values():
             first_node, last_node = topology.node_of[parent.first], topology.node_of[parent.end - 1]
             kinds: dict[int, tuple[bytes, ...]] = {}
@@ -251,8 +251,3 @@ def variants(topology: Topology, costs: Costs) -> dict[tuple[int, int], list[tup
 
 def _nodes(topology: Topology, block: Block) -> range:
     return range(topology.node_of[block.first], topology.node_of[block.end - 1] + 1)
-
-
-def _node_sizes(topology: Topology, block: Block) -> tuple[int, ...]:
-    nodes = _nodes(topology, block)
-    return (block.width,) if len(nodes) == 1 else tuple(topology.nodes[n] for n in nodes)
