@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
@@ -123,10 +123,12 @@ Cases = Iterator[tuple[str, Problem]]
 """(sync, problem) of every step and sync of a group."""
 
 
-def of_lengths(steps: list[tuple[np.ndarray, int]], syncs: tuple[str, ...]) -> Cases:
+def of_lengths(steps: list[tuple[np.ndarray, int]], syncs: tuple[str, ...], node: int = 8) -> Cases:
+    """`node` = ranks of one."""
     for lengths, ranks in steps:
         for sync in syncs:
-            yield sync, problem_of(lengths, ranks, **SYNCS[sync])
+            problem = problem_of(lengths, ranks, **SYNCS[sync])
+            yield sync, replace(problem, topology=Topology.regular(ranks, node))
 
 
 def of_default_job(steps: int, syncs: tuple[str, ...]) -> Cases:
@@ -157,7 +159,7 @@ def groups(quick: bool) -> dict[str, Cases]:
     if lists:
         sizes = ((3, 8), (6, 8), (10, 8), (5, 16), (12, 16))
         few = [(draws[at % len(draws)][16 * at :][:count], ranks) for at, (count, ranks) in enumerate(sizes)]
-        found["3 to 12 samples, 8 and 16 ranks"] = of_lengths(few[: 1 if quick else None], syncs)
+        found["3 to 12 samples, 8 and 16 ranks"] = of_lengths(few[: 1 if quick else None], syncs, node=4)
     if lists and not quick:
         tails = [step_of(name, 64 * tokens, 0, LONG) for name, tokens in zip(lists, (4096, 16_384, 4096), strict=False)]
         found["32 ranks, 256 samples"] = of_lengths([(draw[:256], 32) for draw in draws], syncs)

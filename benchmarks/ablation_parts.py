@@ -64,6 +64,8 @@ def no_places(_: object, samples: list[int], *__: object) -> list[int]:
 
 SEARCHES = tuple(f"{module}.refine" for module in ("uniform", "repack", "joint"))
 PARTS = (
+    Part("few + exact (refine instead)", (JOINT,), {"joint.is_few": lambda _: False}, ("joint.improve_few",)),
+    Part("few + exact (nothing instead)", (JOINT,), {"joint.improve_few": given}),
     Part("lockstep", (JOINT,), {"joint.balanced_tables": lambda _: []}),
     Part("lockstep: one width", (JOINT,), {"lockstep.FULL_SHARES": (4.0,)}, ("joint.balanced_tables",)),
     Part("fill", (JOINT,), {"joint.fill": no_places, "joint.LIFTS": (0.0,)}, ("joint.fill",)),
@@ -79,7 +81,7 @@ PARTS = (
     Part("repack and repack+parents", STAGES[1:3], dict.fromkeys([f"policies.{name}" for name in STAGES[1:3]], given)),
     Part("search of dynamic", (DYNAMIC,), {"uniform.refine": no_search}),
     Part("searches but that of joint", STAGES[:3], dict.fromkeys(SEARCHES[:2], no_search)),
-    Part("every search", STAGES, {**dict.fromkeys(SEARCHES, no_search)}, SEARCHES),
+    Part("every search", STAGES, {**dict.fromkeys(SEARCHES, no_search), "joint.improve_few": given}, SEARCHES),
     Part("several starts of a search", STAGES, {"search.improve.STARTS": 1, "search.improve.FEW_STARTS": 1}, SEARCHES),
     Part("dynamic: one stretch", (DYNAMIC,), {"uniform.STRETCHES": (1.0,)}, ("uniform.list_schedule",)),
     Part("dynamic: several least widths", (DYNAMIC,), {"uniform.product": one_least_width}),

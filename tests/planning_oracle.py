@@ -1,7 +1,7 @@
 """The exact optimum of tiny planning problems by OR-Tools CP-SAT: the planner's oracle (tests and benchmarks).
 
-The model is `evaluate`'s under sync = step, but for rounding to tokens (`planning_exact` has the loads, and a test
-compares them): loads add up per round and rank, each of a layer's two exchanges takes the largest of its four sides
+The model is `evaluate`'s under sync = step, but for rounding to tokens (`search.exact` has the loads, a test compares
+them): loads add up per round and rank, each of a layer's two exchanges takes the largest of its four sides
 on a rank, a pack takes its largest full, cheap and exchange parts and starts when the last of its ranks is free. Times
 are integers, scaled.
 """
@@ -18,7 +18,7 @@ from ortools.sat.python import cp_model
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
 from raypack.planning.problem import Problem
-from tests.planning_exact import CHEAP, FULL, FULL_IN, FULL_OUT, SPARSE_HELD, SPARSE_IN, SPARSE_OUT, Places
+from raypack.planning.search.exact import CHEAP, FULL, FULL_IN, FULL_OUT, SPARSE_HELD, SPARSE_IN, SPARSE_OUT, Places
 
 STEPS = 1_000_000
 """Integer steps of the area bound, and of the cap."""
@@ -43,7 +43,7 @@ def even_seconds(problem: Problem, table: Table) -> float:
     plans = places.empty(table.rounds)
     for sample, (number, place) in enumerate(zip(table.round, places.of(table), strict=True)):
         plans = places.put(plans, sample, np.array([number]), np.array([place]))
-    return float(places.price(plans)[0])
+    return float(places.price(plans).seconds[0])
 
 
 def solve(problem: Problem, rounds: int, seconds: float, hint: Table | None = None, workers: int = 2) -> Optimum:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from raypack.config import load_cluster, load_model
 from raypack.layers.costs import Costs
 from raypack.plan.plan import Placement, Plan, Round, check_plan
 from raypack.plan.samples import Samples
@@ -14,14 +15,15 @@ from raypack.plan.table import table_of
 from raypack.plan.topology import Block, Topology
 from raypack.planning.greedy import even_out, first_fit, list_schedule
 from raypack.planning.load import load_rounds
-from raypack.planning.policies import best_table, make_plan, repack_plan
+from raypack.planning.policies import DEFAULT_BUDGET, best_table, make_plan, repack_plan
 from raypack.planning.problem import Problem
 from raypack.planning.search.draft import Draft
+from raypack.planning.search.exact import Places
+from raypack.planning.search.few import improve_few
 from raypack.planning.search.neighbours import Candidates, objective, values
 from raypack.planning.search.profiles import CHEAP, FULL
 from raypack.planning.search.rules import places
 from tests.planning_cases import CLUSTER, MODEL, NODES, lengths
-from tests.planning_exact import Places
 from tests.planning_oracle import even_seconds, solve
 
 FREE = CLUSTER.model_copy(update={"launch_seconds": 0.0})
@@ -109,22 +111,44 @@ def test_the_searchs_loads_are_those_of_the_cost_model(
     assert packs.exchange.max() <= exchange * (1 + 1e-9)
 
 
-# The search misses some optima of a few samples by parts of a per cent.
-NEAR = 1.01
-
-
-def test_the_planner_comes_near_the_proven_optimum_of_tiny_problems() -> None:
+def test_the_planner_finds_the_proven_optimum_of_tiny_problems() -> None:
     proven = 0
     for seed, nodes, count in ((0, (4,), 3), (1, (2, 2), 4), (2, (4, 4), 3), (3, (3, 2), 4)):
         n = lengths(seed, count, 4000)
         problem = problem_of(n, nodes, budget=6000)
         table = best_table(problem, "joint")
         optimum = solve(problem, 2, 6.0, table)
-        assert problem.judge(table) <= problem.judge(optimum.table) * NEAR
+        assert problem.judge(table) <= problem.judge(optimum.table) * (1 + 1e-6)
         if optimum.proven:
             proven += 1
             assert problem.bounds.area <= optimum.seconds * (1 + 1e-5)
     assert proven >= 2
+
+
+# Steps on two nodes of four where a search that knew no sums of exchanges stopped short, and CP-SAT's plans: of
+# every sample round, first rank and width of the parent, first rank and width of the child.
+MISSED = {
+    (8790, 8039, 7220, 2702): ((0, 0, 4, 0, 4), (0, 0, 8, 0, 8), (0, 4, 4, 4, 4), (0, 4, 4, 4, 4)),
+    (3183, 1918, 1747, 1584, 1530, 1398): (
+        (0, 0, 4, 0, 4),
+        (0, 0, 4, 0, 4),
+        (1, 7, 1, 7, 1),
+        (1, 4, 2, 4, 1),
+        (1, 5, 1, 5, 1),
+        (1, 6, 1, 6, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("n", list(MISSED))
+def test_few_samples_get_a_plan_as_good_as_the_solvers(n: tuple[int, ...]) -> None:
+    share = 400e12 / 989e12
+    cluster = load_cluster("h100-8x8", {"matmul_share": share, "attention_share": share})
+    costs = Costs(load_model("1f3s-30b-a3b"), cluster)
+    samples = Samples.of_lengths(np.array(n)).canonical()
+    problem = Problem(samples, Topology((4, 4)), costs, "step", 0, "none", DEFAULT_BUDGET)
+    solved = problem.judge(problem.table(*np.array(MISSED[n]).T))
+    assert problem.judge(best_table(problem, "joint")) <= solved * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -142,7 +166,33 @@ def test_whole_plans_are_priced_as_they_are_judged(seed: int, nodes: tuple[int, 
         plans = places.put(plans, sample, number[sample : sample + 1], place[sample : sample + 1])
     table = places.table(number, place)
     assert places.of(table).tolist() == place.tolist()
-    assert places.price(plans)[0] == pytest.approx(problem.judge(table), rel=1e-9)
+    assert places.price(plans).seconds[0] == pytest.approx(problem.judge(table), rel=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(NODES), st.integers(1, 2000))
+def test_the_search_of_few_samples_stays_legal_and_never_loses(seed: int, nodes: tuple[int, ...], budget: int) -> None:
+    problem = problem_of(lengths(seed, 5), nodes, budget=budget)
+    start = best_table(problem, "dynamic")
+    found = improve_few(problem, start)
+    check_plan(found.to_plan(problem.topology, "joint"))
+    assert problem.judge(found) <= problem.judge(start)
+    assert np.array_equal(found.parent_first, improve_few(problem, start).parent_first)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(4, 4), (2, 2, 1), (4, 3), (2, 1, 1, 2)]))
+def test_places_left_away_are_as_good_as_one_that_is_kept(seed: int, nodes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(seed)
+    problem = problem_of(lengths(seed, 3, 2000), nodes)
+    places = Places(problem)
+    plans = places.put(places.empty(1), 0, np.zeros(1, dtype=int), rng.integers(0, len(places.parent), 1))
+    every = np.arange(len(places.parent))
+    prices = places.price(places.put(plans, 1, np.zeros(len(every), dtype=int), every))
+    kept = places.first_of_equal(plans)[0]
+    for at in np.flatnonzero(~kept).tolist():
+        alike = kept & (places.shape == places.shape[at])
+        assert np.isclose(prices.seconds[alike], prices.seconds[at], rtol=1e-9).any()
 
 
 def test_the_oracle_starts_from_a_poor_plan_and_leaves_it() -> None:

@@ -75,7 +75,7 @@ def _short_help(
     out.write(f"usage: {program} [RUN.toml | PRESET] [--section.key VALUE]... [--dry-run] [--help [TOPIC]]\n\n")
     out.write(f"{description}\n\n" if description else "")
     rows = [
-        ("PRESET", f"{', '.join(preset_names('runs'))}; without one {_nearest(run)}"),
+        ("PRESET", f"{', '.join(preset_names('runs'))}; shown is {_nearest(run)}"),
         ("RUN.toml", "a run file; both also as --run RUN"),
         ("--dry-run", "check all, show the first plan, start nothing"),
         ("--help all", "every setting with its unit and limits"),

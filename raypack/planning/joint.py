@@ -21,6 +21,7 @@ from raypack.planning.greedy import cheapest_within, list_schedule, stack_rounds
 from raypack.planning.lockstep import balanced_tables
 from raypack.planning.problem import Problem
 from raypack.planning.search.draft import Draft
+from raypack.planning.search.few import improve_few, is_few
 from raypack.planning.search.improve import refine, worth_searching
 from raypack.planning.search.neighbours import Candidates, finish, idlest, values
 from raypack.planning.search.profiles import FULL, SPARSE_HELD
@@ -46,7 +47,9 @@ def joint_table(problem: Problem, bases: list[Table]) -> Table:
         seconds = problem.judge(table)
         if seconds < best_seconds:
             best, best_seconds = table, seconds
-    if worth_searching(problem):
+    if worth_searching(problem) and is_few(problem):
+        best = improve_few(problem, best)
+    elif worth_searching(problem):
         best, _ = refine(problem, best, partial(free, equal=False))
     return best
 

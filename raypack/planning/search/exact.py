@@ -1,7 +1,9 @@
 """Seconds of many plans of a small step at once (sync = step), as `evaluate` gives them but for rounding to tokens.
 
-What the solver's model is built from: both exchanges of a layer and all their sides are kept apart, and launches are
-counted; a sample lies evenly on its child's ranks.
+The local search of large steps (`profiles`) adds the in and out exchange of a layer, takes each sample's larger side of
+a sparse exchange before samples are summed, and knows no launches. On a step of a few short samples that is several per
+cent, more than lies between its best plans. Here both exchanges and all four sides are kept apart, and launches are
+counted; a sample still lies evenly on its child's ranks.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
 from raypack.planning.problem import Problem
+from raypack.planning.search.profiles import node_cuts
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP = range(5)
 FULL_IN, FULL_OUT, SPARSE_IN, SPARSE_OUT = (slice(at, at + 4) for at in (5, 9, 13, 17))
@@ -36,6 +39,16 @@ class Plans:
 
     def select(self, rows: np.ndarray) -> Plans:
         return Plans(self.load[rows], self.parents[rows], self.children[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """float64 [plans]: seconds (infinite over the cap), mean finish of all ranks, and a number that plans share which
+    only differ in which of equal ranks do the work."""
+
+    seconds: np.ndarray
+    mean: np.ndarray
+    likeness: np.ndarray
 
 
 class Places:
@@ -90,8 +103,19 @@ class Places:
         made.children[which, number, self.child[place]] = True
         return made
 
-    def price(self, plans: Plans) -> np.ndarray:
-        """Seconds of the step of each plan, infinite over the cap."""
+    def first_of_equal(self, plans: Plans) -> np.ndarray:
+        """Whether a place is not as good as one further left, for sure: no block around its child holds just what the
+        block before it holds, in all rounds: bool [plans, places]."""
+        same = np.zeros((len(plans), len(self.blocks)), dtype=bool)
+        for at, before in self._twins:
+            mine, other = self.blocks[at], self.blocks[before]
+            loads = plans.load[..., mine.first : mine.end] == plans.load[..., other.first : other.end]
+            same[:, at] = loads.all(axis=(1, 2, 3))
+        around = np.array([[outer.contains(inner) for inner in self.blocks] for outer in self.blocks])
+        return ~(same @ around)[:, self.child]
+
+    def price(self, plans: Plans) -> Prices:
+        """Seconds of the step with the samples that each plan has so far; more samples never make it quicker."""
         costs, load = self.problem.costs, plans.load
         top = self._widest(plans.parents)
         packed = top >= 0
@@ -114,7 +138,9 @@ class Places:
             starts = self._most(clock, top[:, number])
             clock = np.where(packed[:, number], starts + parts[:, number], clock)
         over = load[:, :, : SPARSE_HELD + 1].max(axis=(1, 2, 3)) > self.problem.cap * (1 + 1e-9)
-        return np.where(over, np.inf, clock.max(axis=1))
+        sums = parts + full
+        likeness = (sums * sums).sum(axis=(1, 2)) + (clock * full.sum(axis=1)).sum(axis=1)
+        return Prices(np.where(over, np.inf, clock.max(axis=1)), clock.mean(axis=1), likeness)
 
     def _layers(self, kinds: tuple[int, ...]) -> int:
         return sum(self.problem.costs.layers[i].count for i in kinds)
@@ -133,6 +159,20 @@ class Places:
         ends = [values[..., b.first : b.first + b.width].max(axis=-1) for b in self.blocks]
         most = np.stack(ends, axis=-1)
         return np.take_along_axis(most, np.broadcast_to(top, values.shape), axis=-1)
+
+    @cached_property
+    def _twins(self) -> list[tuple[int, int]]:
+        """(block, the block before it) of one width, in one next wider block, with nodes cut alike."""
+        topology, found = self.problem.topology, []
+        last: dict[tuple[Block, tuple[int, ...]], int] = {}
+        for at, block in enumerate(self.blocks):
+            wider = [b for b in self.blocks if b.width > block.width and b.contains(block)]
+            cuts = node_cuts(topology, block)
+            key = (wider[-1] if wider else block, (block.width, *cuts))
+            if key in last:
+                found.append((at, last[key]))
+            last[key] = at
+        return found
 
     @cached_property
     def _holds(self) -> np.ndarray:
