@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         name="f-exchange-for-s-layers",
         file="raypack/layers/window/host_plan.py",
-        old=' and run.attention == "ulysses"',
+        old=' and cohort.attention == "ulysses"',
         new="",
         breaks="S layers run through F's hsap, without their window",
         test=f"{WORLDS}[hsap-sharers]",

@@ -59,7 +59,7 @@ def test_every_token_has_exactly_one_holder_and_shards_differ_by_at_most_one(dat
     assert sum(map(layout.rows, range(topology.world))) == sum(p.length for p in round_.placements)
     for block in {p.child for p in round_.placements}:
         sizes = np.zeros(block.width, dtype=int)
-        for run in layout.runs:
+        for run in layout.cohorts:
             if run.child == block:
                 sizes += np.diff(run.cuts)
         assert sizes.max() - sizes.min() <= 1

@@ -8,7 +8,7 @@ Two layouts of the same samples:
   layers) has all tokens of the sample and a share of the heads.
 
 Placements with equal (parent, child) are neighbours in canonical order and are cut alike, so everything is computed
-for such *runs* of placements (of one attention each): a few dozen intervals instead of thousands of samples.
+for such *cohorts* of placements (of one attention each): a few dozen intervals instead of thousands of samples.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def head_share(heads: int, kv_heads: int, width: int) -> tuple[tuple[int, int, i
     return tuple(shares)
 
 
-RUN_KEYS = ("parent_first", "parent_width", "child_first", "child_width", "attention")
+COHORT_KEYS = ("parent_first", "parent_width", "child_first", "child_width", "attention")
 
 
 @dataclass(frozen=True)
-class Run:
+class Cohort:
     """Neighbouring placements [first, end) of one (parent, child, attention).
 
     Attributes:
-        cuts: int64 [child.width + 1]; rank child.first + i holds tokens [cuts[i], cuts[i + 1]) of the run's stream.
+        cuts: int64 [child.width + 1]; rank child.first + i holds tokens [cuts[i], cuts[i + 1]) of the cohort's stream.
         rows: int64 [child.width]; the first of these tokens is this row of that rank.
     """
 
@@ -64,7 +64,7 @@ class Run:
     rows: tuple[int, ...]
 
     def block(self, full: bool) -> Block:
-        """The block that holds this run's heads: the parent in full layers, else the child."""
+        """The block that holds this cohort's heads: the parent in full layers, else the child."""
         return self.parent if full else self.child
 
 
@@ -113,15 +113,15 @@ class Layout:
         lengths = self.columns["length"]
         #: int64 [placements + 1]: where each sample starts in the stream of all placements, in canonical order
         self.offsets = np.concatenate(([0], np.cumsum(lengths)))
-        self.runs, self._row_counts = _cut(self._run_bounds(), self.columns, self.offsets, topology.world)
+        self.cohorts, self._row_counts = _cut(self._cohort_bounds(), self.columns, self.offsets, topology.world)
 
     @cached_property
     def attentions(self) -> frozenset[str]:
         """Those that occur in it."""
-        return frozenset(run.attention for run in self.runs)
+        return frozenset(cohort.attention for cohort in self.cohorts)
 
-    def _run_bounds(self) -> np.ndarray:
-        keys = [self.columns[k] for k in RUN_KEYS]
+    def _cohort_bounds(self) -> np.ndarray:
+        keys = [self.columns[k] for k in COHORT_KEYS]
         if not len(keys[0]):
             return np.zeros(1, dtype=np.int64)
         changed = np.zeros(len(keys[0]) - 1, dtype=bool)
@@ -129,16 +129,16 @@ class Layout:
             changed |= key[1:] != key[:-1]
         return np.concatenate(([0], np.flatnonzero(changed) + 1, [len(keys[0])]))
 
-    def keeping(self, keep: Callable[[Run], bool]) -> Layout:
-        """The same layout without the runs that `keep` leaves out; rows are counted without theirs."""
+    def keeping(self, keep: Callable[[Cohort], bool]) -> Layout:
+        """The same layout without the cohorts that `keep` leaves out; rows are counted without theirs."""
         found = copy(self)
         held = np.zeros_like(self._row_counts)
-        runs = []
-        for run in sorted(filter(keep, self.runs), key=lambda r: (-r.child.width, r.child.first, r.first)):
-            mine = held[run.child.first : run.child.end]
-            runs.append(replace(run, rows=tuple(mine.tolist())))
-            mine += np.diff(run.cuts)
-        found.runs, found._row_counts = tuple(sorted(runs, key=lambda r: r.first)), held
+        cohorts = []
+        for cohort in sorted(filter(keep, self.cohorts), key=lambda r: (-r.child.width, r.child.first, r.first)):
+            mine = held[cohort.child.first : cohort.child.end]
+            cohorts.append(replace(cohort, rows=tuple(mine.tolist())))
+            mine += np.diff(cohort.cuts)
+        found.cohorts, found._row_counts = tuple(sorted(cohorts, key=lambda r: r.first)), held
         return found
 
     def rows(self, rank: int) -> int:
@@ -148,8 +148,8 @@ class Layout:
     def component(self, rank: int, full: bool) -> Block:
         """The block whose group `rank` exchanges on: the widest block around it, of parents or of children."""
         widest = Block(rank, 1)
-        for run in self.runs:
-            block = run.block(full)
+        for cohort in self.cohorts:
+            block = cohort.block(full)
             if block.width > widest.width and block.holds(rank):
                 widest = block
         return widest
@@ -157,29 +157,29 @@ class Layout:
     def segments(self, rank: int) -> Segments:
         """What `rank` holds in the child layout, in row order: widest child block first, canonical inside it."""
         parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
-        for run in self.runs:
-            if not run.child.holds(rank):
+        for cohort in self.cohorts:
+            if not cohort.child.holds(rank):
                 continue
-            i = rank - run.child.first
-            low, high = run.cuts[i], run.cuts[i + 1]
+            i = rank - cohort.child.first
+            low, high = cohort.cuts[i], cohort.cuts[i + 1]
             if low == high:
                 continue
-            starts = self.offsets[run.first : run.end + 1] - self.offsets[run.first]
+            starts = self.offsets[cohort.first : cohort.end + 1] - self.offsets[cohort.first]
             a = int(np.searchsorted(starts, low, side="right")) - 1
             b = int(np.searchsorted(starts, high, side="left"))
             index = np.arange(a, b)
             lows = np.maximum(starts[a:b], low) - starts[a:b]
             highs = np.minimum(starts[a + 1 : b + 1], high) - starts[a:b]
-            parts.append((run.rows[i], index + run.first, lows, highs))
+            parts.append((cohort.rows[i], index + cohort.first, lows, highs))
         parts.sort(key=lambda part: part[0])
         if not parts:
             empty = np.zeros(0, dtype=np.int64)
             return Segments(empty, empty, empty)
         return Segments(*(np.concatenate([part[k] for part in parts]) for k in (1, 2, 3)))
 
-    def lengths(self, run: Run) -> tuple[int, ...]:
-        """Lengths of the run's samples, canonical order."""
-        return tuple(self.columns["length"][run.first : run.end].tolist())
+    def lengths(self, cohort: Cohort) -> tuple[int, ...]:
+        """Lengths of the cohort's samples, canonical order."""
+        return tuple(self.columns["length"][cohort.first : cohort.end].tolist())
 
 
 def _widest_around(firsts: np.ndarray, widths: np.ndarray, rank: int) -> Block:
@@ -192,7 +192,7 @@ def _widest_around(firsts: np.ndarray, widths: np.ndarray, rank: int) -> Block:
 
 def _cut(
     bounds: np.ndarray, columns: dict[str, np.ndarray], offsets: np.ndarray, world: int
-) -> tuple[tuple[Run, ...], np.ndarray]:
+) -> tuple[tuple[Cohort, ...], np.ndarray]:
     """Cut every child block's stream into shards.
 
     Where tokens do not divide evenly, the extra ones go to the ranks of the block that hold the fewest tokens of
@@ -208,7 +208,7 @@ def _cut(
     for i in range(count):
         of_child.setdefault(children[i], []).append(i)
     held = np.zeros(world, dtype=np.int64)
-    runs: list[Run | None] = [None] * count
+    cohorts: list[Cohort | None] = [None] * count
     for (first, width), members in sorted(of_child.items(), key=lambda item: (-item[0][1], item[0][0])):
         mine = held[first : first + width]
         base, extra = divmod(sum(tokens[i] for i in members), width)
@@ -219,7 +219,7 @@ def _cut(
         for i in members:
             cuts = np.clip(edges - start, 0, tokens[i])
             rows = mine + np.maximum(start - edges[:-1], 0)
-            runs[i] = Run(
+            cohorts[i] = Cohort(
                 first=int(bounds[i]),
                 end=int(bounds[i + 1]),
                 parent=Block(*parents[i]),
@@ -231,4 +231,4 @@ def _cut(
             )
             start += tokens[i]
         held[first : first + width] = mine + sizes
-    return tuple(run for run in runs if run is not None), held
+    return tuple(cohort for cohort in cohorts if cohort is not None), held

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypack.exchange.layout import Layout, Run
+from raypack.exchange.layout import Cohort, Layout
 from raypack.plan.topology import Block
 
 
@@ -32,15 +32,17 @@ class Stream:
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
 
-def streams_around(layout: Layout, rank: int, keep: Callable[[Run], bool] = lambda _: True) -> list[Stream]:
-    """Streams of the child blocks that hold `rank`, widest first: the order of its rows. Only runs that `keep` picks:
-    what a rank then holds is still one interval of the stream."""
+def streams_around(layout: Layout, rank: int, keep: Callable[[Cohort], bool] = lambda _: True) -> list[Stream]:
+    """Streams of the child blocks that hold `rank`, widest first: the order of its rows.
+
+    Only cohorts that `keep` picks: what a rank then holds is still one interval of the stream.
+    """
     of_child: dict[Block, tuple[list[np.ndarray], list[np.ndarray]]] = {}
-    for run in layout.runs:
-        if run.child.holds(rank) and keep(run):
-            lengths, sizes = of_child.setdefault(run.child, ([], []))
-            lengths.append(layout.columns["length"][run.first : run.end])
-            sizes.append(np.diff(run.cuts))
+    for cohort in layout.cohorts:
+        if cohort.child.holds(rank) and keep(cohort):
+            lengths, sizes = of_child.setdefault(cohort.child, ([], []))
+            lengths.append(layout.columns["length"][cohort.first : cohort.end])
+            sizes.append(np.diff(cohort.cuts))
     streams = []
     for child, (lengths, sizes) in sorted(of_child.items(), key=lambda item: -item[0].width):
         starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raypack.exchange.layout import Layout, Run
+from raypack.exchange.layout import Cohort, Layout
 from raypack.exchange.streams import Stream, streams_around
 from raypack.plan.topology import Block
 
@@ -41,9 +41,9 @@ class GatherPlan:
     blocks: tuple[BlockGather, ...]
 
 
-def gathers(run: Run) -> bool:
-    """Whether a run's K and V are gathered; on one rank there is nothing to gather."""
-    return run.attention == "kv_gather" and run.child.width > 1
+def gathers(cohort: Cohort) -> bool:
+    """Whether a cohort's K and V are gathered; on one rank there is nothing to gather."""
+    return cohort.attention == "kv_gather" and cohort.child.width > 1
 
 
 def plan_gather(layout: Layout, rank: int) -> GatherPlan | None:
@@ -53,11 +53,11 @@ def plan_gather(layout: Layout, rank: int) -> GatherPlan | None:
         return None
     index = {stream.child: i for i, stream in enumerate(streams)}
     parts = []
-    for run in layout.runs:
-        if run.child.holds(rank):
-            i = rank - run.child.first
-            rows = run.cuts[i + 1] - run.cuts[i]
-            parts.append((run.rows[i], rows, index[run.child] if gathers(run) else -1))
+    for cohort in layout.cohorts:
+        if cohort.child.holds(rank):
+            i = rank - cohort.child.first
+            rows = cohort.cuts[i + 1] - cohort.cuts[i]
+            parts.append((cohort.rows[i], rows, index[cohort.child] if gathers(cohort) else -1))
     sections: list[tuple[int, int]] = []
     for _, rows, where in sorted(part for part in parts if part[1]):
         before = sections.pop()[0] if sections and sections[-1][1] == where else 0

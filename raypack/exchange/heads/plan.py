@@ -19,7 +19,7 @@ from functools import cached_property
 
 from raypack.config import ModelConfig
 from raypack.exchange.hsap.spread import Spread, build_spread, is_spread
-from raypack.exchange.layout import Layout, Run, head_share
+from raypack.exchange.layout import Cohort, Layout, head_share
 from raypack.kernels.packing import Packing
 from raypack.plan.topology import Block
 
@@ -149,18 +149,20 @@ class Exchange:
 def build_exchange(layout: Layout, rank: int, heads: Heads, *, full: bool) -> Exchange:
     """The exchange of `rank` between its tokens and the heads of full (`full`) or sparse layers."""
     block = layout.component(rank, full)
-    runs = [run for run in layout.runs if run.block(full).overlaps(block)]
+    cohorts = [cohort for cohort in layout.cohorts if cohort.block(full).overlaps(block)]
     spread = build_spread(layout, rank) if full and "hsap" in layout.attentions else None
-    travelling = [run for run in runs if run.block(full).width > 1]
-    going = [part for run in travelling if run.child.holds(rank) for part in _going(layout, run, rank, full, spread)]
-    held = [_held(layout, run, full, spread) for run in travelling if run.block(full).holds(rank)]
+    travelling = [cohort for cohort in cohorts if cohort.block(full).width > 1]
+    going = [
+        part for cohort in travelling if cohort.child.holds(rank) for part in _going(layout, cohort, rank, full, spread)
+    ]
+    held = [_held(layout, cohort, full, spread) for cohort in travelling if cohort.block(full).holds(rank)]
     moves, send = _token_side(going, block, heads)
     calls, pieces, receive = _head_side(layout, held, rank, block, heads, spread)
-    alone = [run for run in runs if run.block(full) == Block(rank, 1)]
+    alone = [cohort for cohort in cohorts if cohort.block(full) == Block(rank, 1)]
     local = None
     if alone:
-        lengths = tuple(n for run in alone for n in layout.lengths(run))
-        first = min(run.rows[0] for run in alone)
+        lengths = tuple(n for cohort in alone for n in layout.lengths(cohort))
+        first = min(cohort.rows[0] for cohort in alone)
         local = (len(calls), first, first + sum(lengths))
         calls.append(Call(Block(rank, 1), lengths, (0, heads.heads, 0, heads.kv_heads), heads.per_token))
     return Exchange(
@@ -190,29 +192,29 @@ class _Going:
 
 @dataclass(frozen=True)
 class _Held:
-    """A run whose heads this rank holds: rows [bounds[i], bounds[i + 1]) of the call come from rank i of its child."""
+    """A cohort whose heads this rank holds: rows [bounds[i], bounds[i + 1]) of the call are from rank i of its child."""
 
-    run: Run
+    cohort: Cohort
     block: Block
     spread: bool
     bounds: tuple[int, ...]
 
 
-def _going(layout: Layout, run: Run, rank: int, full: bool, spread: Spread | None) -> list[_Going]:
-    """Where the rows of a run that this rank holds go, in row order."""
-    i = rank - run.child.first
-    row, low, high = run.rows[i], run.cuts[i], run.cuts[i + 1]
-    if spread is not None and is_spread(layout, run):
-        parts = spread.parts(layout, run, low, high)
+def _going(layout: Layout, cohort: Cohort, rank: int, full: bool, spread: Spread | None) -> list[_Going]:
+    """Where the rows of a cohort that this rank holds go, in row order."""
+    i = rank - cohort.child.first
+    row, low, high = cohort.rows[i], cohort.cuts[i], cohort.cuts[i + 1]
+    if spread is not None and is_spread(layout, cohort):
+        parts = spread.parts(layout, cohort, low, high)
         return [_Going(row + a - low, b - a, spread.node_block(node)) for node, a, b in parts]
-    return [_Going(row, high - low, run.block(full))] if high > low else []
+    return [_Going(row, high - low, cohort.block(full))] if high > low else []
 
 
-def _held(layout: Layout, run: Run, full: bool, spread: Spread | None) -> _Held:
-    """`bounds` count from the run's own first row; `_head_side` knows what stands before it."""
-    if spread is not None and is_spread(layout, run):
-        return _Held(run, spread.block, True, spread.bounds(layout, run))
-    return _Held(run, run.block(full), False, run.cuts)
+def _held(layout: Layout, cohort: Cohort, full: bool, spread: Spread | None) -> _Held:
+    """`bounds` count from the cohort's own first row; `_head_side` knows what stands before it."""
+    if spread is not None and is_spread(layout, cohort):
+        return _Held(cohort, spread.block, True, spread.bounds(layout, cohort))
+    return _Held(cohort, cohort.block(full), False, cohort.cuts)
 
 
 def _token_side(going: Sequence[_Going], block: Block, heads: Heads) -> tuple[list[tuple[int, int, Move]], list[int]]:
@@ -247,9 +249,9 @@ def _head_side(
         lengths: list[int] = []
         for each in held:
             if (each.block, each.spread) == owner:
-                starts[each.run.first] = sum(lengths)
+                starts[each.cohort.first] = sum(lengths)
                 lengths.extend(
-                    spread.lengths(each.run) if spread is not None and each.spread else layout.lengths(each.run)
+                    spread.lengths(each.cohort) if spread is not None and each.spread else layout.lengths(each.cohort)
                 )
         split = spread.node_block(spread.node_of(rank)) if spread is not None and owner[1] else owner[0]
         index = rank - split.first
@@ -259,13 +261,13 @@ def _head_side(
     for source in range(block.first, block.end):
         before = at
         for each in held:
-            if not each.run.child.holds(source):
+            if not each.cohort.child.holds(source):
                 continue
-            i = source - each.run.child.first
+            i = source - each.cohort.child.first
             rows = each.bounds[i + 1] - each.bounds[i]
             if rows:
                 call = owners.index((each.block, each.spread))
-                pieces.append(Piece(call, starts[each.run.first] + each.bounds[i], rows, at))
+                pieces.append(Piece(call, starts[each.cohort.first] + each.bounds[i], rows, at))
                 at += rows * calls[call].vectors
         receive.append(at - before)
     return calls, pieces, receive
@@ -317,7 +319,7 @@ class ByHeads:
 
     Attributes:
         into: tokens -> heads, Q, K and V in one call.
-        out: heads -> tokens (run in the `to_tokens` direction), query heads only.
+        out: heads -> tokens (cohort in the `to_tokens` direction), query heads only.
         packings: documents of each call.
         kv_of_q: local KV head of each local query head, for each call.
     """

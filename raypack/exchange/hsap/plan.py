@@ -1,6 +1,6 @@
 """The hsap call of a rank in a round: decided on the host from the layout alone.
 
-A node's schedule as one of its ranks runs it: which rank sends which rows to whom at each tick.
+A node's schedule as one of its ranks cohorts it: which rank sends which rows to whom at each tick.
 
 Ranks with the same share of the heads on two nodes exchange keys and values. Where ranks outnumber KV heads, several
 ranks of a node hold the same ones (*sharers*): then each carries only its part of a message across, and the sharers

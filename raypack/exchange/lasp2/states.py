@@ -82,7 +82,9 @@ class StatePlan:
 def plan_states(layout: Layout, rank: int, segments: Segments) -> StatePlan:
     """The states that `rank` sends and gets, and how its rows (`segments`) are cut for it."""
     block = layout.component(rank, full=False)
-    widths = sorted({run.child.width for run in layout.runs if block.contains(run.child)} - {1}, reverse=True)
+    widths = sorted(
+        {cohort.child.width for cohort in layout.cohorts if block.contains(cohort.child)} - {1}, reverse=True
+    )
     sections: list[int] = []
     links = []
     for stream in streams_around(layout, rank):

@@ -43,7 +43,7 @@ def plan_full(around: Around) -> FullPlan:
     if gathered is None:
         by_heads = around.by_heads(full=True)
     else:
-        layout = layout.keeping(lambda run: not gathers(run))
+        layout = layout.keeping(lambda cohort: not gathers(cohort))
         by_heads = plan_heads(layout, rank, around.model, full=True)
     hsap = plan_hsap(layout, rank, by_heads.into) if "hsap" in attentions else None
     return FullPlan(by_heads, hsap, gathered)

@@ -18,4 +18,4 @@ def _alike(layout: Layout) -> bool:
     A plan without repacking then pays for one set of exchanges. Only attention by heads is known to be fit for that:
     gathered keys leave F's exchange out, and hsap brings a rank its node's tokens in place of the sample's.
     """
-    return all(run.parent == run.child and run.attention == "ulysses" for run in layout.runs)
+    return all(cohort.parent == cohort.child and cohort.attention == "ulysses" for cohort in layout.cohorts)
