@@ -192,7 +192,7 @@ class _Going:
 
 @dataclass(frozen=True)
 class _Held:
-    """A cohort whose heads this rank holds: rows [bounds[i], bounds[i + 1]) of the call are from rank i of its child."""
+    """A cohort whose heads this rank holds: rows [bounds[i], bounds[i + 1]) of the call are from its child's rank i."""
 
     cohort: Cohort
     block: Block
