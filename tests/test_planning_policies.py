@@ -168,7 +168,7 @@ def test_a_sample_that_fits_nowhere_is_named_with_what_would_do() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"policy": "best"}, "policy = 'best': one of static, dynamic"),
+        ({"policy": "best"}, "policy = 'best': must be 'static', 'dynamic'"),
         ({"budget": -1}, "budget = -1"),
         ({"recompute": "some"}, "recompute = 'some'"),
     ],

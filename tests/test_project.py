@@ -196,5 +196,6 @@ def test_pre_commit_hooks_are_local_and_name_installed_tools() -> None:
     assert [repo["repo"] for repo in config["repos"]] == ["local"]
     tools = {hook["entry"].split()[0] for repo in config["repos"] for hook in repo["hooks"]}
     pins = _pins()
-    assert {Path(tool).name for tool in tools} <= set(pins)
+    packages = {"lint-imports": "import-linter"}
+    assert {packages.get(Path(tool).name, Path(tool).name) for tool in tools} <= set(pins)
     assert all(tool.startswith(".venv/bin/") for tool in tools)
