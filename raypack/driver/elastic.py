@@ -32,6 +32,7 @@ from raypack.driver.ray_internals import (
     WorkerGroupCallback,
     WorkerGroupError,
     decided_size,
+    draining_nodes,
     start_whole_groups,
 )
 from raypack.errors import RaypackError
@@ -83,7 +84,10 @@ class WorkerGroups(ControllerCallback, WorkerGroupCallback):
             info = current_state.preemption_info
             self._ask(f"ranks {', '.join(map(str, info.preempted_ranks))} are on nodes that will be taken away")
         elif isinstance(current_state, ResizingState):
-            self._ask(f"resize to {decided_size(current_state.scaling_decision)} workers")
+            size = decided_size(current_state.scaling_decision)
+            # Ray's watcher of nodes that go and the sizing of groups both see them: the first to look asks.
+            shrinks = self._group is not None and size < len(self._group) and draining_nodes()
+            self._ask(f"resize to {size} workers" + (": nodes will be taken away" if shrinks else ""))
             self._wait_until_left()
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
