@@ -66,10 +66,10 @@ def addition(topology: Topology, rates: Rates, parent: Block, child: Block) -> A
     return Addition(shares(width), held + rates.model.heads / width, sent, np.zeros((4, width)))
 
 
-def floor(topology: Topology, rates: Rates, block: Block) -> Floor:
+def floor(topology: Topology, rates: Rates, parent: Block, child: Block) -> Floor:
     """The stream may put the document on any of the ranks: the busiest computes at least its even share of the pairs,
     and padding only adds to what the tokens themselves send."""
-    node, width = grid(topology).node[block.first : block.end], block.width
+    node, width = grid(topology).node[parent.first : parent.end], parent.width
     near = np.bincount(node - node[0])[node - node[0]]
     size = 2 * rates.model.kv_heads * rates.head_bytes
     intra = float((near - 1).min()) * size / rates.cluster.intra_rate

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from raypack.cost.rates import Rates
+from raypack.cost.rates import PASSES, Rates
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Cohorts, Held, Shards, launches
 from raypack.exchange.layout import head_share
@@ -111,12 +111,12 @@ def _of_entries(cohorts: Cohorts, held: Held, where: Grid, rates: Rates) -> tupl
     )
 
 
-def latency(cohorts: Cohorts, where: Grid, rates: Rates) -> np.ndarray:
-    """Seconds of one collective on every rank's component: 0 alone, by scope elsewhere."""
+def latency(cohorts: Cohorts, where: Grid, rates: Rates, recompute: str) -> np.ndarray:
+    """Seconds of a layer's exchanges on every rank's component, all passes: 0 alone, by scope elsewhere."""
     out = np.zeros(len(where.node))
     for ranks, crosses in cohorts.components(where):
         out[ranks] = rates.latency(crosses)
-    return out
+    return out * COLLECTIVES * PASSES[recompute].exchange
 
 
 def addition(topology: Topology, rates: Rates, parent: Block, child: Block) -> Addition:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from raypack.cost.rates import PASSES, Rates, causal_pairs, softmax_pair_flops
+from raypack.cost.rates import PASSES, Rates, causal_pairs
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Cohorts, Documents, Shards
 from raypack.exchange.heads.cost import HeadWeights, weights_of
@@ -23,8 +23,12 @@ from raypack.plan.topology import Block, Topology
 SITE = "kv_exchange"
 
 
-def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str) -> Ask:
-    """Exact to the token, for cohorts whose parent spans nodes of one size."""
+def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str, pair_seconds: float) -> Ask:
+    """Exact to the token, for cohorts whose parent spans nodes of one size.
+
+    Args:
+        pair_seconds: of attention, a query-key pair over all heads, all passes: what keys on their way hide behind.
+    """
     documents, where, found = shards.documents(cohorts), shards.where, Ask.nothing(shards.world, SITE)
     for ranks, _ in cohorts.components(where):
         first, end = ranks.start, ranks.stop
@@ -33,7 +37,7 @@ def ask(shards: Shards, cohorts: Cohorts, rates: Rates, recompute: str) -> Ask:
         block = _Block(documents.select(inside), shards.edges, first, end, width, rates)
         _attend(found, block)
         _exchange(found, block)
-        _keys(found, block, rates, recompute)
+        _keys(found, block, rates, recompute, pair_seconds)
     return found
 
 
@@ -147,11 +151,10 @@ def _exchange(found: Ask, block: _Block) -> None:
     found.outward[:, ranks] += (queries * near, queries * far, own * (queries_node - queries), to_others * queries_node)
 
 
-def _keys(found: Ask, block: _Block, rates: Rates, recompute: str) -> None:
+def _keys(found: Ask, block: _Block, rates: Rates, recompute: str, pair_seconds: float) -> None:
     """K and V go out once a forward and once more for the backward, their gradients come back once."""
     forwards, size = PASSES[recompute].exchange, rates.head_bytes
     intra_sent, inter_sent = found.sent[SITE]
-    attention = PASSES[recompute].attention * (softmax_pair_flops(rates.model) / rates.attention_rate)
     kinds = _key_ranges(rates, block.width)
     moves = block.transfers
     rows = (np.bincount(end, moves.high - moves.low, block.nodes) for end in (moves.source, moves.target))
@@ -171,7 +174,7 @@ def _keys(found: Ask, block: _Block, rates: Rates, recompute: str) -> None:
             inter_sent[rank] += inter[0] * vectors
             bytes_ = max(inter) * vectors / rates.cluster.inter_rate, max(intra) * vectors / rates.cluster.intra_rate
             seconds = max(bytes_) + (forwards + 1) * moves.ticks * rates.latency(crosses=True)
-            hidden = found.pairs[rank] * attention
+            hidden = found.pairs[rank] * pair_seconds
             found.seconds[rank] += max(0.0, seconds - hidden)
 
 
@@ -206,7 +209,7 @@ def addition(topology: Topology, rates: Rates, parent: Block, child: Block) -> A
     return Addition(np.tile(held.share, nodes) / nodes, into / nodes, moved(into, keys), moved(queries, 0.0))
 
 
-def floor(topology: Topology, rates: Rates, parent: Block) -> Floor:
+def floor(topology: Topology, rates: Rates, parent: Block, child: Block) -> Floor:
     """At home, whatever the plan holds besides, the document may move nothing; the busiest node attends for at least
     its even share."""
     nodes = len(topology.node_sizes(parent))

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from raypack.config import ModelConfig
-from raypack.cost.rates import PASSES, Rates, causal_pairs, softmax_pair_flops
+from raypack.cost.rates import Rates, causal_pairs, softmax_pair_flops
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Shards
 from raypack.exchange.gathered import cost as gathered
@@ -29,12 +29,10 @@ class FullCosting:
         by_heads, pairs = ~stay & ~across, shards.of_cohorts(layer.pairs(shards.rows.length))
         found = heads.ask(shards, cohorts.select(by_heads), pairs[by_heads], rates)
         if across.any():
-            found += hsap.ask(shards, cohorts.select(across), rates, recompute)
+            found += hsap.ask(shards, cohorts.select(across), rates, recompute, layer.attention_seconds(recompute))
         if stay.any():
             found += gathered.ask(shards, cohorts.select(stay), rates, recompute)
-        found.latency[:] += (
-            heads.latency(cohorts.select(~stay), where, rates) * heads.COLLECTIVES * PASSES[recompute].exchange
-        )
+        found.latency[:] += heads.latency(cohorts.select(~stay), where, rates, recompute)
         return found
 
     def addition(
@@ -47,9 +45,7 @@ class FullCosting:
         self, layer: LayerCost, topology: Topology, parent: Block, child: Block, attention: str, recompute: str
     ) -> tuple[Floor, float]:
         way = self.way(topology, parent, child, attention)
-        if way is heads:
-            return heads.floor(topology, layer.rates, parent, child), 0.0
-        return way.floor(topology, layer.rates, parent), 0.0
+        return way.floor(topology, layer.rates, parent, child), 0.0
 
     def calls(self, layer: LayerCost) -> int:
         return 0

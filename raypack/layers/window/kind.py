@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from raypack.config import ModelConfig
-from raypack.cost.rates import PASSES, softmax_pair_flops, window_pairs
+from raypack.cost.rates import softmax_pair_flops, window_pairs
 from raypack.exchange.asks import Addition, Ask, Floor
 from raypack.exchange.cohorts import Shards
 from raypack.exchange.heads import cost as heads
@@ -19,8 +19,7 @@ class WindowCosting:
 
     def ask(self, layer: LayerCost, shards: Shards, recompute: str) -> Ask:
         found = heads.ask(shards, shards.streams, shards.of_streams(layer.pairs(shards.rows.length)), layer.rates)
-        late = heads.latency(shards.streams, shards.where, layer.rates)
-        found.latency[:] += late * heads.COLLECTIVES * PASSES[recompute].exchange
+        found.latency[:] += heads.latency(shards.streams, shards.where, layer.rates, recompute)
         return found
 
     def addition(

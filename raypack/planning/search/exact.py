@@ -16,7 +16,7 @@ import numpy as np
 from raypack.plan.table import Table
 from raypack.plan.topology import Block
 from raypack.planning.problem import Problem
-from raypack.planning.search.profiles import node_cuts
+from raypack.planning.search.profiles import layers_added, node_cuts
 
 TOKENS, FULL_HELD, SPARSE_HELD, FULL, CHEAP = range(5)
 FULL_IN, FULL_OUT, SPARSE_IN, SPARSE_OUT = (slice(at, at + 4) for at in (5, 9, 13, 17))
@@ -189,22 +189,16 @@ class Places:
 
 def addition(problem: Problem, parent: Block, child: Block) -> np.ndarray:
     """What a sample adds to every rank, for each of `Costs.amounts` but the last: float64 [amounts, ROWS, world]."""
-    costs, topology, passes = problem.costs, problem.topology, problem.passes.exchange
-    scale = costs.head_bytes * passes / costs.scope_rates[:, None]
+    costs, topology, recompute = problem.costs, problem.topology, problem.recompute
     wide, narrow = slice(parent.first, parent.end), slice(child.first, child.end)
     out = np.zeros((len(costs.layers) + 1, ROWS, topology.world))
     out[0, TOKENS, narrow] = 1 / child.width
-    out[0, CHEAP, narrow] = costs.token_seconds(problem.recompute) / child.width
-    for number, layer in enumerate(costs.layers, start=1):
-        added = layer.kind.costing.addition(layer, topology, parent, child, "ulysses")
-        if added is None:
-            continue
-        at_parent = layer.kind.at == "parent"
-        ranks, held = (wide, FULL_HELD) if at_parent else (narrow, SPARSE_HELD)
-        into, out_of = (FULL_IN, FULL_OUT) if at_parent else (SPARSE_IN, SPARSE_OUT)
-        seconds = layer.count * layer.attention_seconds(problem.recompute) * added.share
-        out[number, FULL if at_parent else CHEAP, ranks] = seconds
-        out[0, held, ranks] = np.maximum(out[0, held, ranks], added.held / costs.held_heads)
-        out[0, into, ranks] += layer.count * scale * added.inward
-        out[0, out_of, ranks] += layer.count * scale * added.outward
+    out[0, CHEAP, narrow] = costs.token_seconds(recompute) / child.width
+    for each in layers_added(topology, costs, recompute, parent, child, problem.attention):
+        ranks, held = (wide, FULL_HELD) if each.at_parent else (narrow, SPARSE_HELD)
+        into, out_of = (FULL_IN, FULL_OUT) if each.at_parent else (SPARSE_IN, SPARSE_OUT)
+        out[each.amount, FULL if each.at_parent else CHEAP, ranks] = each.seconds
+        out[0, held, ranks] = np.maximum(out[0, held, ranks], each.held)
+        out[0, into, ranks] += each.rate * each.added.inward
+        out[0, out_of, ranks] += each.rate * each.added.outward
     return out

@@ -7,11 +7,13 @@ the in and out exchange of a layer are taken together, tokens' side against head
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from raypack.cost.rates import PASSES
+from raypack.exchange.asks import Addition
 from raypack.layers.costs import Costs
 from raypack.plan.topology import Block, Topology
 
@@ -75,30 +77,57 @@ def node_cuts(topology: Topology, block: Block) -> tuple[int, ...]:
     return tuple(topology.node_firsts[node] - block.first for node in range(first + 1, last + 1))
 
 
+@dataclass(frozen=True, eq=False)
+class LayersAdded:
+    """What all layers of one kind add to the ranks of their block by one placement, all passes of a step.
+
+    Attributes:
+        amount: index of the kind's pairs in `Costs.amounts`.
+        at_parent: whether the block is the parent.
+        seconds: of a pair: float64 [width].
+        held: share of a token's heads in memory: float64 [width].
+        rate: seconds of a head of a token that is moved, by side: float64 [4, 1].
+    """
+
+    amount: int
+    at_parent: bool
+    seconds: np.ndarray
+    held: np.ndarray
+    rate: np.ndarray
+    added: Addition
+
+
+def layers_added(
+    topology: Topology, costs: Costs, recompute: str, parent: Block, child: Block, attention: str
+) -> Iterator[LayersAdded]:
+    """One entry a layer kind that holds or moves something; `attention` = how parents compute."""
+    scale = costs.head_bytes * PASSES[recompute].exchange / costs.scope_rates[:, None]
+    for number, layer in enumerate(costs.layers, start=1):
+        added = layer.kind.costing.addition(layer, topology, parent, child, attention)
+        if added is not None:
+            seconds = layer.count * layer.attention_seconds(recompute) * added.share
+            held, at_parent = added.held / costs.held_heads, layer.kind.at == "parent"
+            yield LayersAdded(number, at_parent, seconds, held, layer.count * scale, added)
+
+
 def profile(
     topology: Topology, costs: Costs, recompute: str, parent: Block, child: Block, attention: str
 ) -> np.ndarray:
     """float64 [amounts, ROWS, parent width], `attention` = how parents compute."""
-    passes, per_token, per_sample = PASSES[recompute].exchange, 0, -1
+    per_token, per_sample = 0, -1
     inside = slice(child.first - parent.first, child.end - parent.first)
-    scale = costs.head_bytes * passes / costs.scope_rates[:, None]
     out = np.zeros((len(costs.layers) + 2, ROWS, parent.width))
     out[per_token, TOKENS, inside] = 1 / child.width
     out[per_token, CHEAP, inside] = costs.token_seconds(recompute) / child.width
-    for number, layer in enumerate(costs.layers, start=1):
-        added = layer.kind.costing.addition(layer, topology, parent, child, attention)
-        if added is None:
-            continue
-        seconds = layer.count * layer.attention_seconds(recompute) * added.share
-        moving = layer.count * scale * (added.inward + added.outward)
-        held = added.held / costs.held_heads
-        if layer.kind.at == "parent":
-            out[number, FULL] = seconds
-            out[per_token, FULL_HELD] = np.maximum(out[per_token, FULL_HELD], held)
+    for each in layers_added(topology, costs, recompute, parent, child, attention):
+        moving = each.rate * (each.added.inward + each.added.outward)
+        if each.at_parent:
+            out[each.amount, FULL] = each.seconds
+            out[per_token, FULL_HELD] = np.maximum(out[per_token, FULL_HELD], each.held)
             out[per_token, EXCHANGE] += moving
         else:
-            out[number, CHEAP, inside] = seconds
-            out[per_token, SPARSE_HELD, inside] = np.maximum(out[per_token, SPARSE_HELD, inside], held)
+            out[each.amount, CHEAP, inside] = each.seconds
+            out[per_token, SPARSE_HELD, inside] = np.maximum(out[per_token, SPARSE_HELD, inside], each.held)
             out[per_token, CHEAP, inside] += moving.max(axis=0)
     if child.width > 1:
         out[per_sample, CHILDREN, inside] = 1.0 if topology.in_one_node(child) else CROSSING
